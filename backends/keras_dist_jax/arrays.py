@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist_jax.targets import is_described
+
 COUNT = sys.getrefcount
 # The reference count of an object that only a list holds, by `map`.
 ALONE = next(map(COUNT, [object()]))
@@ -27,6 +29,8 @@ def copy_shared(
 
 def copy_of(array: Any) -> Any:
     """Copies an array into new buffers; a committed one stays so."""
+    if is_described(array):
+        return array
     if not array.committed:
         return array.copy()
     return jax.device_put(array, array.sharding, may_alias=False)
@@ -40,6 +44,8 @@ def is_shared(holder: list[Any]) -> bool:
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Copies arrays to host memory; of sharded ones only this worker's part."""
     # Copies: a buffer with a view on it can't be reused by the next step.
+    if any(map(is_described, arrays)):
+        return list(arrays)
     for array in arrays:
         array.copy_to_host_async()
     return [

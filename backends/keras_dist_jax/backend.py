@@ -1,6 +1,8 @@
 """The entry point of the JAX backend: devices, executors and cluster."""
 
+import contextlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +19,16 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.targets import Program
+from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import targets
+from keras_dist_jax.compiled import compiled
 from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.control_flow import differentiate
 from keras_dist_jax.executor import JaxCentralExecutor
@@ -34,14 +41,18 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
+from keras_dist_jax.machines import machine_of
 from keras_dist_jax.sharded import JaxShardedExecutor
+from keras_dist_jax.target_workers import TargetWorkers
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
 register_trees()
 
 
-class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
+class JaxBackend(
+    Backend, CompilesForTargets, Differentiates, ShardsOptimizerState
+):
     """JAX on the devices of its default platform, and on the CPU's."""
 
     def __init__(self) -> None:
@@ -87,6 +98,9 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
                 f"{known[0]}, {known[1]}, as the first time. Use one strategy "
                 "for everything."
             )
+        if targets.machine() is not None:
+            self._workers = TargetWorkers(cluster, options)
+            return
         watch = joining.join(cluster, options)
         self._workers = JaxWorkers(cluster, options, watch, self._cpu_gate)
         self._plain_compiler.agrees = True
@@ -110,7 +124,9 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
         layout: Layout | None = None,
     ) -> JaxExecutor:
         layout = layout or mesh_of(plan, self._workers)
-        gate = self._cpu_gate if layout.one_at_a_time else Gate()
+        gate: Gate = self._cpu_gate if layout.one_at_a_time else Gate()
+        if targets.machine() is not None:  # no program runs
+            gate = Gate()
         if plan.cluster is None:
             return make(plan, layout, gate)
         if self._workers is None:
@@ -121,6 +137,22 @@ class JaxBackend(Backend, Differentiates, ShardsOptimizerState):
             )
         gate = self._workers.watched(gate)
         return make(plan, layout, gate, self._workers)
+
+    @contextlib.contextmanager
+    def on_target(self, target: Target) -> Iterator[Sequence[int]]:
+        found, before = machine_of(target), self._workers
+        self._workers = None
+        try:
+            with targets.compiling_for(found):
+                yield [len(own) for own in found.devices]
+        finally:
+            self._workers = before
+
+    def compiled(self) -> list[Program]:
+        machine = targets.machine()
+        assert machine is not None
+        noted, machine.noted[:] = list(machine.noted), []
+        return [compiled(each, machine) for each in noted]
 
     def compiler(self) -> Compiler:
         return self._plain_compiler

@@ -10,6 +10,8 @@ import numpy as np
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax.jax_internals import from_shards
 from keras_dist_jax.jax_internals import put_shards
+from keras_dist_jax.targets import described
+from keras_dist_jax.targets import is_described
 
 
 def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
@@ -60,6 +62,9 @@ def put_cut(
     # this worker's first one.
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
+    shape = (share * parts, *array.shape[1:])
+    if is_described(array):
+        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding)
     # With several workers, JAX would compare the values by a collective.
     if (
         put_shards is None or isinstance(array, jax.Array)
@@ -69,7 +74,6 @@ def put_cut(
     shares = [array[start : start + share] for start in starts]
     if array.shape[0] % parts:
         shares = [_padded(each, share) for each in shares]
-    shape = (share * parts, *array.shape[1:])
     aval = jax.core.ShapedArray(shape, array.dtype)
     return from_shards(aval, sharding, shares, devices)
 
@@ -77,6 +81,8 @@ def put_cut(
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     """Puts a copy of an array on each of this worker's devices."""
     array = as_array(leaf)
+    if is_described(array):
+        return described(array, sharding)
     if (
         put_shards is None or isinstance(array, jax.Array)
     ) and sharding.is_fully_addressable:
@@ -105,6 +111,8 @@ def unpad(data: Any, rows: int, sharding: Any) -> Any:
 def as_array(leaf: Any) -> Any:
     """Converts a leaf to a NumPy array of a dtype that JAX has."""
     if type(leaf) is not np.ndarray:
+        if is_described(leaf):
+            return leaf
         if isinstance(leaf, jax.Array):
             # Random keys have no NumPy dtype.
             is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)

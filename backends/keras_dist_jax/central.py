@@ -25,6 +25,7 @@ from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.placement import shard_on
 from keras_dist_jax.running import Running
 from keras_dist_jax.running import Values
+from keras_dist_jax.targets import is_described
 
 
 class LooseLayout(SingleLayout):
@@ -32,6 +33,8 @@ class LooseLayout(SingleLayout):
 
     # Else variables of two such devices could not be combined.
     def holds(self, array: Any) -> bool:
+        if is_described(array):
+            return super().holds(array)
         return Layout.holds(self, array) and not array.committed
 
     def place(self, array: Any) -> Any:
@@ -168,6 +171,8 @@ def _on(device: Any) -> SingleDeviceSharding:
 
 def _shard(array: Any, device: Any) -> Any:
     """Returns a whole shard of an array, a device's own if it has one."""
+    if is_described(array):
+        return array
     if isinstance(array.sharding, SingleDeviceSharding):
         return array
     if device in array.sharding.device_set:

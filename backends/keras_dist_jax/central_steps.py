@@ -25,6 +25,7 @@ from keras_dist_jax.partition import Update
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Values
 from keras_dist_jax.running import all_values
+from keras_dist_jax.targets import jit
 from keras_dist_jax.trainer import Trainer
 
 
@@ -60,8 +61,13 @@ class Part:
             return outputs, found[: len(new)], found[len(new) :]
 
         run.__name__ = run.__qualname__ = name
-        self.keep = jax.jit(run, **shardings)
-        self.donate = jax.jit(run, donate_argnums=0, **shardings)
+        self.keep = jit(run, _named, **shardings)
+        self.donate = jit(run, _named, donate_argnums=0, **shardings)
+
+
+def _named(donated: Any, read: Any, others: Any) -> dict[str, Any]:
+    """Names the arguments of a part."""
+    return {"variables": [donated, read], "batch": others}
 
 
 class UpdatePart(Part):

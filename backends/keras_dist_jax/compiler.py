@@ -102,6 +102,10 @@ def _on_one(
     return arrays
 
 
+# Results of a scan that are stacked.
+_STACKED = (jax.Array, jax.ShapeDtypeStruct, PerReplica)
+
+
 class JaxCompiler(Compiler):
     """A compiler of functions for a layout."""
 
@@ -206,7 +210,7 @@ class JaxCompiler(Compiler):
         result = self._run(function, mode, strategy, batches[0], None, steps)
 
         def stack(leaf: Any) -> Any:
-            if leaf is None or isinstance(leaf, (jax.Array, PerReplica)):
+            if leaf is None or isinstance(leaf, _STACKED):
                 return leaf
             return ops.stack([ops.convert_to_tensor(leaf)] * len(batches))
 

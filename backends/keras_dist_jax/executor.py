@@ -21,6 +21,7 @@ from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.home import Home
+from keras_dist.plugin.powers import CompilesSteps
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
@@ -40,12 +41,14 @@ from keras_dist_jax.placement import JaxHome
 from keras_dist_jax.placement import own_shard_on
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
+from keras_dist_jax.targets import described
+from keras_dist_jax.targets import jit
 from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.trainer import Trainer
 from keras_dist_jax.workers import JaxWorkers
 
 
-class JaxExecutor(Executor):
+class JaxExecutor(Executor, CompilesSteps):
     """The executor of Keras' own trainer and steps on a layout."""
 
     # Where the single copies of variables are; `None` without any.
@@ -73,8 +76,8 @@ class JaxExecutor(Executor):
         self.compiler = JaxCompiler(layout, gate if layout.is_mesh else Gate())
         # Reductions of stacked values, each by one collective in one program.
         self._totals = {
-            ReduceOp.SUM: jax.jit(_sum, out_shardings=layout.whole),
-            ReduceOp.MEAN: jax.jit(_mean, out_shardings=layout.whole),
+            ReduceOp.SUM: jit(_sum, _as_batch, out_shardings=layout.whole),
+            ReduceOp.MEAN: jit(_mean, _as_batch, out_shardings=layout.whole),
         }
         self._running: weakref.WeakKeyDictionary[keras.Model, Running] = (
             weakref.WeakKeyDictionary()
@@ -212,6 +215,9 @@ class JaxExecutor(Executor):
     def _trainer_of(self, model: keras.Model) -> Trainer:
         return Trainer(Running(model, self.layout, self.gate))
 
+    def trace_step(self, model: keras.Model, batch: Any) -> None:
+        self._trainer_of(model).trace_step(jax.tree.map(described, batch))
+
     def rows_in_fit(self, batch: Any) -> list[range]:
         return batches.shares(batch, self.plan.num_replicas)
 
@@ -258,6 +264,10 @@ class JaxCentralExecutor(JaxExecutor):
         return CentralTrainer(
             CentralRunning(model, self.layout, self.gate, self.homes)
         )
+
+
+def _as_batch(stacked: Any) -> dict[str, Any]:
+    return {"batch": stacked}
 
 
 def _sum(stacked: Any) -> Any:

@@ -23,6 +23,9 @@ from typing import Any
 import jax
 from jax.interpreters import partial_eval
 
+from keras_dist_jax.targets import described
+from keras_dist_jax.targets import is_described
+
 try:
     from jax._src.interpreters import pxla
 except ImportError:
@@ -56,7 +59,12 @@ def _is_spread(shard: Any) -> bool:
 def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
     """Copies arrays of one device each to a replicated sharding, at once."""
     count = len(devices)
-    return [from_shards(a.aval, sharding, [a] * count, devices) for a in arrays]
+    return [
+        described(a, sharding)
+        if is_described(a)
+        else from_shards(a.aval, sharding, [a] * count, devices)
+        for a in arrays
+    ]
 
 
 def forget_effects() -> None:
@@ -70,7 +78,7 @@ def uncommitted(array: Any) -> Any:
     """Returns an array of one device, in the same memory, that JAX may move."""
     from jax._src.array import ArrayImpl
 
-    if not array.committed:
+    if is_described(array) or not array.committed:
         return array
     return ArrayImpl(array.aval, array.sharding, [array], committed=False)
 

@@ -10,6 +10,7 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
+from keras_dist_jax.targets import is_described
 
 
 class JoinedPerReplica(PerReplica):
@@ -124,6 +125,10 @@ def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
         if not stacked:
             joined = joined.reshape(count, -1, *joined.shape[1:])
         return [joined[index] for index in range(count)]
+    if is_described(joined):
+        first = () if stacked else (joined.shape[0] // count,)
+        part = jax.ShapeDtypeStruct((*first, *joined.shape[1:]), joined.dtype)
+        return [part] * len(layout.devices)
     held = {shard.device: shard.data for shard in joined.addressable_shards}
     parts = [held[device] for device in layout.devices]
     return [jax.lax.squeeze(p, (0,)) for p in parts] if stacked else parts
@@ -131,6 +136,13 @@ def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
 
 def join(values: Sequence[Any], stacked: bool, layout: Layout) -> Any:
     """Joins the tensors of replicas, `stacked` along a new axis for them."""
+    if any(map(is_described, values)):
+        shape = (1, *values[0].shape) if stacked else values[0].shape
+        return jax.ShapeDtypeStruct(
+            (shape[0] * layout.num_replicas, *shape[1:]),
+            values[0].dtype,
+            sharding=layout.cut,
+        )
     placed = [
         jax.device_put(value, device)
         for value, device in zip(values, layout.devices, strict=True)

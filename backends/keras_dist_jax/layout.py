@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
@@ -21,7 +22,10 @@ from keras_dist.core.device import Device
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
+from keras_dist_jax import targets
 
+# Names of the state's groups in a training step.
+_GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
 # A step of Keras' trainer: (state, data) to (outputs, new state).
 StepFn = Callable[[Any, Any], tuple[Any, Any]]
 # The shapes of the components of a per-replica value.
@@ -66,6 +70,8 @@ class Layout(ABC):
 
     def place(self, array: Any) -> Any:
         """Puts an array on this layout; the result may share its buffers."""
+        if targets.is_described(array):
+            return targets.described(array, self.sharding)
         return jax.device_put(array, self.sharding)
 
     def widen(self, array: Any) -> Any:
@@ -111,8 +117,9 @@ class Layout(ABC):
         state = None if is_sharded else whole
 
         def on(batch: Any) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = jax.jit(
+            compiled: Callable[..., Any] = targets.jit(
                 _with_rows(step, self.unpad),
+                _named,
                 donate_argnums=0 if donate else (),
                 static_argnums=2,
                 in_shardings=(state, batch),
@@ -140,6 +147,11 @@ class Layout(ABC):
         return data
 
 
+def _named(state: Any, data: Any, rows: int | None) -> dict[str, Any]:
+    """Names the arguments of a step."""
+    return {**dict(zip(_GROUPS, state, strict=False)), "batch": data}
+
+
 def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
     """Makes a function of (state, batch, rows) of a step."""
 
@@ -153,7 +165,7 @@ def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
 def default_device(device: Any) -> contextlib.AbstractContextManager[Any]:
     """Makes a device JAX's default, unless it is already."""
     current = jax.config.jax_default_device or jax.local_devices()[0]
-    if device == current:
+    if device == current or targets.is_elsewhere(device):
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[Any] = jax.default_device(device)
     return context
@@ -253,7 +265,17 @@ class WideLayout(MeshLayout):
     def holds(self, array: Any) -> bool:
         return super().holds(array) and array.committed
 
+    @functools.cached_property
+    def references(self) -> int:
+        """How many references an array has to the one it was narrowed to."""
+        wide = self.widen(self.place(np.zeros(())))
+        own = [self.narrow(wide)]
+        return next(map(arrays.COUNT, own)) - arrays.ALONE
+
     def widen(self, array: Any) -> Any:
+        if targets.is_described(array):
+            is_own = array.sharding == self.sharding
+            return targets.described(array, self.whole) if is_own else array
         if not array.is_fully_addressable:
             return array
         return jax.make_array_from_single_device_arrays(
@@ -315,7 +337,7 @@ _TYPES = {
 
 def jax_devices() -> dict[Device, Any]:
     """Returns this worker's `jax.Device`s, the default platform's first."""
-    found = list(jax.local_devices())
+    found = list(targets.local_devices())
     if found[0].platform != "cpu":
         # JAX_PLATFORMS may exclude the CPU.
         with contextlib.suppress(RuntimeError):

@@ -26,16 +26,22 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
+from keras_dist_jax.targets import is_described
+from keras_dist_jax.targets import jit
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import raise_explained
 
 # References to an array that a variable and its slot have.
 _OWN = 3
+# References that a variable and its slot have to its own array, where programs
+# take another one.
+_SHARED = 2
 # The position among a compiled program's results of what the gate waits for.
 _WITNESS_OF = operator.itemgetter(2)
 
@@ -71,6 +77,8 @@ class Program:
         # others that it writes, then those that it only reads.
         self._taken: list[Slot] = []
         self._num_donated = self._num_written = 0
+        # Positions among the first of those that share a variable's memory.
+        self._sharing: list[int] = []
         self._written: set[int] = set()
         self._variables: dict[int, keras.Variable] = {}
         self._compiled: Any = None
@@ -113,6 +121,8 @@ class Program:
             protect = not self.num_calls
             if protect or max(map(COUNT, donated), default=0) > ALONE + _OWN:
                 arrays.copy_shared(donated, _OWN, copy_all=protect)
+            elif self._sharing:
+                self._copy_held(donated)
             try:
                 self._gate.dispatch(
                     self._owner,
@@ -138,6 +148,15 @@ class Program:
                     continue
                 raise_explained(error, self._name)
 
+    def _copy_held(self, donated: list[Any]) -> None:
+        """Copies arrays whose memory a user may have through a variable."""
+        assert isinstance(self._several, WideLayout)
+        most = ALONE + _SHARED + self._several.references
+        own = [self._taken[index].seen for index in self._sharing]
+        for index, count in zip(self._sharing, map(COUNT, own), strict=True):
+            if count > most:
+                donated[index] = arrays.copy_of(donated[index])
+
     def _here(self, leaf: Any) -> Any:
         """Moves an argument from another device to those of the program."""
         if not isinstance(leaf, jax.Array) or len(leaf.devices()) > 1:
@@ -162,7 +181,7 @@ class Program:
             jax.effects_barrier()
         self.num_calls += 1
         for slot, array in zip(self._taken, written, strict=False):
-            if slot.donates and slot.key in slot.attributes:
+            if slot.is_direct and slot.key in slot.attributes:
                 slot.attributes[slot.key] = slot.seen = slot.array = array
             else:
                 slot.keep(array)
@@ -222,6 +241,11 @@ class Program:
         ranks = [*map(rank, slots)]
         self._num_donated = ranks.count(0)
         self._num_written = len(ranks) - ranks.count(2)
+        self._sharing = [
+            index
+            for index, slot in enumerate(self._taken[: self._num_donated])
+            if slot.shares_memory
+        ]
         self.num_calls = 0
 
         # JAX's caches may keep this function, and must not keep the program.
@@ -235,7 +259,7 @@ class Program:
             return alive._traced([*donated, *others], leaves)
 
         body.__name__ = body.__qualname__ = self._name
-        self._compiled = jax.jit(body, donate_argnums=0)
+        self._compiled = jit(body, _named, gives=_unwritten, donate_argnums=0)
 
     def _traced(self, values: list[Any], leaves: list[Any]) -> Any:
         self.num_traces += 1
@@ -291,7 +315,20 @@ class Program:
         with opened(None), eagerly():
             slot = self._slots.of(variable, trace.layout)
             array = slot.refresh()
-            return None if array is None else slot.inside(array)
+            if not is_described(array):
+                return None if array is None else slot.inside(array)
+        return slot.inside(jnp.zeros(array.shape, array.dtype))
+
+
+def _named(donated: Any, others: Any, leaves: Any) -> dict[str, Any]:
+    """Names the arguments of a program."""
+    return {"variables": [donated, others], "batch": leaves}
+
+
+def _unwritten(results: Any) -> Any:
+    """Leaves out new values of variables: described ones are not kept."""
+    arrays, _, witness, trace = results
+    return arrays, [], witness, trace
 
 
 def _arrays_of(slots: list[Slot], num_donated: int) -> list[Any]:

@@ -28,6 +28,7 @@ from keras_dist_jax.layout import StepFn
 from keras_dist_jax.slots import ShardedSlot
 from keras_dist_jax.slots import SlotInFit
 from keras_dist_jax.slots import slot_in_fit
+from keras_dist_jax.targets import is_described
 
 Values = list[list[Any]]
 
@@ -190,6 +191,8 @@ class Running:
 
 def _taken(slot: SlotInFit) -> Any:
     array = slot.refresh()
+    if is_described(array):
+        return array
     # A variable that has no value for all replicas refuses to give one.
     return array if isinstance(slot, ShardedSlot) else slot.variable.value
 

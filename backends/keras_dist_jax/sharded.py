@@ -40,6 +40,7 @@ from keras_dist_jax.placement import SlotHome
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
 from keras_dist_jax.shards import Shards
+from keras_dist_jax.targets import jit
 from keras_dist_jax.trainer import Trainer
 from keras_dist_jax.workers import JaxWorkers
 
@@ -158,7 +159,7 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
         if key not in programs:
             # Compiled: single operations on several devices are much slower.
             update = _update(weakref.ref(optimizer), state, trained, layout)
-            programs[key] = jax.jit(update)
+            programs[key] = jit(update, _named)
         arrays = self._gate.run(
             programs[key],
             [*map(self._widened, map(_array_of, state))],
@@ -180,6 +181,11 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
         ):
             return array
         return self._layout.widen(self._layout.place(array))
+
+
+def _named(arrays: Any, gradients: Any, rate: Any) -> dict[str, Any]:
+    """Names the arguments of an update."""
+    return {"variables": arrays, "batch": [gradients, rate]}
 
 
 def _update(

@@ -12,6 +12,9 @@ from jax.sharding import PartitionSpec
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.targets import described_value
+from keras_dist_jax.targets import is_described
+from keras_dist_jax.targets import machine
 from keras_dist_jax.tracing import eagerly
 
 # Attributes of a sharded variable: its array, and the array's `Shards`.
@@ -86,6 +89,12 @@ class Shards:
 
     def put(self, value: Any) -> Any:
         """Makes the array of a whole value that each worker has."""
+        if is_described(value):
+            shape = list(self.part_shape)
+            shape[self._axis] *= self.layout.num_replicas
+            return jax.ShapeDtypeStruct(
+                shape, value.dtype, sharding=self.sharding
+            )
         value = self.stored(np.asarray(value))
         places = self.sharding.addressable_devices_indices_map(value.shape)
         parts = [value[places[device]] for device in self.layout.devices]
@@ -128,6 +137,8 @@ def is_sharded(variable: keras.Variable) -> bool:
 def split(variable: keras.Variable, layout: Layout) -> None:
     """Leaves each replica only its part of a variable; cheap to repeat."""
     value = None if is_sharded(variable) else internals.array_of(variable)
+    if value is None and machine() is not None and not is_sharded(variable):
+        value = described_value(variable, layout.sharding)
     if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return
     shards = Shards(tuple(variable.shape), layout)
@@ -135,7 +146,7 @@ def split(variable: keras.Variable, layout: Layout) -> None:
         array = shards.put(value)
     attributes = vars(variable)
     attributes[_SHARDS], attributes[STORED] = shards, array
-    del attributes["_value"]
+    attributes.pop("_value", None)
 
 
 def value_of(variable: keras.Variable) -> Any:

@@ -21,6 +21,9 @@ from keras_dist_jax.joined import parts_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.placement import place
+from keras_dist_jax.targets import described_value
+from keras_dist_jax.targets import is_described
+from keras_dist_jax.targets import machine
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
@@ -39,6 +42,9 @@ class Slot(ABC):
     # program takes `array`. Looking that up costs no call.
 
     donates = True  # programs may delete the array of a variable they write
+    # Whether the variable has the very array that programs take, and else,
+    # whether its own array has the same memory.
+    is_direct, shares_memory = True, False
     sharding: Any = None  # on several devices; `None`: a copy on each
 
     def __init__(self, variable: keras.Variable, key: str) -> None:
@@ -91,7 +97,7 @@ class WholeSlot(Slot):
             place(variable, self._layout)
         array = own = internals.array_of(variable)
         if array is None:
-            return None
+            return self._described()
         if shards.is_sharded(variable):  # after the slot was made
             return self._copy(array)
         if self.attributes.pop(LENT, False):
@@ -103,6 +109,13 @@ class WholeSlot(Slot):
         self.array = self._copy(array)
         self.seen = array
         return self.array
+
+    def _described(self) -> Any:
+        """Returns an array without values, if programs don't run."""
+        if machine() is None:
+            return None
+        sharding = None if self._layout is None else self._layout.sharding
+        return self._copy(described_value(self.variable, sharding))
 
     def keep(self, array: Any) -> None:
         own = self._own(array)
@@ -125,6 +138,8 @@ class WholeSlot(Slot):
 
     def give_back(self, array: Any) -> None:
         """Undoes `take_away`; the array may be one of NumPy."""
+        if is_described(array):
+            return
         variable = self.variable
         if shards.is_sharded(variable):
             shards.give_back(variable, array)
@@ -156,6 +171,8 @@ class ShardedSlot(Slot):
 
     def give_back(self, array: Any) -> None:
         """Undoes `take_away`; a NumPy array is this worker's part."""
+        if is_described(array):
+            return
         shards.give_back(self.variable, array)
 
 
@@ -165,13 +182,19 @@ class CopiedSlot(WholeSlot):
     It rests at `home`, or with `None`, outside any strategy, where it is.
     """
 
-    donates = False  # its own array may share memory with a copy
+    is_direct = False
 
     def __init__(
         self, variable: keras.Variable, layout: Layout, home: Layout | None
     ) -> None:
         super().__init__(variable, home)
         self._mesh = layout
+        # On the same devices, the variable is given its new array at once. A
+        # copy that was sent away can be deleted. One of several devices may be
+        # the variable's own.
+        self.shares_memory = home is layout
+        is_away = home is not None and not {*home.devices} & {*layout.devices}
+        self.donates = self.shares_memory or is_away
 
     def _copy(self, own: Any) -> Any:
         return self._mesh.widen(self._mesh.place(own))
@@ -208,7 +231,10 @@ class SplitSlot(Slot):
     def refresh(self) -> Any:
         variable: Any = self.variable
         if internals.array_of(variable) is None:
-            return None
+            if machine() is None:
+                return None
+            values = [described_value(variable, None)]
+            return join(values, True, self._layout)
         values = [component.value for component in variable.values]
         self.seen = self.array = join(values, True, self._layout)
         return self.array

@@ -27,6 +27,7 @@ from keras_dist_jax.layout import Shapes
 # The placeholder for a traced array. The one for a per-replica value is the
 # tuple of whether it is stacked, its shapes, and its layout.
 _LEAF = "array"
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
 _array_types: set[type] = set()
 
 Join = Callable[[PerReplica], JoinedPerReplica]
@@ -56,7 +57,7 @@ def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
 def _other(item: Any, leaves: list[Any], join: Join) -> Any:
     if isinstance(item, jax.core.Tracer):
         raise IsTracedError
-    if isinstance(item, (jax.Array, np.ndarray, np.generic)):
+    if isinstance(item, _ARRAYS):
         _array_types.add(type(item))
         leaves.append(item)
         return _LEAF

@@ -162,6 +162,26 @@ class Trainer:
             setattr(model, name, loop)
         return getattr(model, name)
 
+    def trace_step(self, batch: Any) -> None:
+        """Runs one step of `fit`; on a target, it is traced and noted."""
+        running = self.running
+        if not internals.compiles(running.model):
+            raise UnsupportedModelError(
+                f"Model '{running.model.name}' runs its steps operation by "
+                "operation, so there is nothing to compile. Received: "
+                "run_eagerly=True or jit_compile=False. Expected: a model "
+                "that was compiled without them."
+            )
+        step = self._step(stateless(running.model, "train_step"), trains=True)
+        state = running.begin(
+            internals.STATE_GROUPS, take_away=False, donate=True
+        )
+        try:
+            step(state, batch)
+        finally:
+            running.sync()
+            running.release()
+
     def reset_metrics(self) -> None:
         """Replaces Keras' `reset_metrics`, which begins each epoch of `fit`."""
         self.running.forget_epoch()

@@ -27,6 +27,7 @@ from keras_dist.plugin.workers import Workers
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate
+from keras_dist_jax.targets import devices_by_worker
 from keras_dist_jax.watch import Watch
 
 _AXIS = "worker"
@@ -199,9 +200,7 @@ class JaxWorkers(Workers):
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
     """Returns each worker's `jax.Device`s, equally many, in the same order."""
-    by_worker: list[list[Any]] = [[] for _ in range(cluster.num_workers)]
-    for device in jax.devices(platform):
-        by_worker[device.process_index].append(device)
+    by_worker = devices_by_worker(platform, cluster.num_workers)
     counts = [len(own) for own in by_worker]
     if len(set(counts)) > 1:
         raise ClusterError(

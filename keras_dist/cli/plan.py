@@ -1,6 +1,7 @@
 """The command `keras-dist plan`."""
 
 import json as json_module
+import os
 import pathlib
 from typing import TYPE_CHECKING
 from typing import Annotated
@@ -8,9 +9,11 @@ from typing import Literal
 
 import typer
 
+from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
+from keras_dist.cli.log_noise import without_log_noise
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import load_of_parameters
 
@@ -20,9 +23,12 @@ if TYPE_CHECKING:
 
 def plan(
     strategy: Annotated[
-        Literal["one-device", "mirrored", "central", "multi-worker"],
-        typer.Option(help="Where variables are, and which devices compute."),
-    ] = "mirrored",
+        Literal["one-device", "mirrored", "central", "multi-worker"] | None,
+        typer.Option(
+            help="Where variables are, and which devices compute.",
+            show_default="mirrored; multi-worker for a target with hosts",
+        ),
+    ] = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -96,6 +102,24 @@ def plan(
             show_default="not counted",
         ),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND:SIZE",
+            help="Compile the training step of --model for a machine that "
+            "need not be here: h100:8, h100:4x8, v5e:16x16, cpu:8. list: "
+            "print the kinds. Needs JAX and keras-dist[targets].",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Rows of a global batch, for --target.",
+            show_default="32 for each replica",
+        ),
+    ] = None,
     json: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -118,14 +142,38 @@ def plan(
     """Compute memory and traffic of a training before it is started.
 
     With --params, the result is arithmetic, and no framework is imported. With
-    --model, variables are counted without memory for their values.
+    --model, variables are counted without memory for their values. With
+    --target, the model's training step is compiled, too.
     """
     # Imported late: rich would delay every command's start.
     from keras_dist.planning.report import Choice
     from keras_dist.planning.tables import read_number
 
+    if target is not None:
+        for name, value in (
+            ("--devices", devices),
+            ("--workers", workers),
+            ("--params", params),
+            ("--dtype", dtype),
+            ("--slots", slots),
+            ("--activations", activations),
+            ("--optimizer", optimizer),
+        ):
+            if value is not None:
+                fail(
+                    f"{name} {value}: with --target, the target has its own "
+                    f"devices, and the model its own variables. Leave {name} "
+                    "out."
+                )
+        if parameter_devices > 1:
+            fail("--parameter-devices: a target has one, the CPU of its host.")
+        is_sharded = optimizer_state == "sharded"
+        _compile(target, model, strategy, is_sharded, batch_size, backend, json)
+        return
+    if batch_size is not None:
+        fail("--batch-size: it is for --target. See --activations.")
     choice = Choice(
-        strategy,
+        strategy or "mirrored",
         devices,
         workers,
         parameter_devices,
@@ -146,6 +194,54 @@ def plan(
     except ValueError as error:
         fail(str(error))
     _show(load, what, choice, room, json)
+
+
+def _compile(
+    name: str,
+    model: str | None,
+    strategy: str | None,
+    is_sharded: bool,
+    batch_size: int | None,
+    backend: str | None,
+    json: pathlib.Path | None,
+) -> None:
+    """Compiles a model for a target, and prints what the compiler says."""
+    from rich.console import Console
+
+    from keras_dist.planning.compiled import programs_json
+    from keras_dist.planning.compiled import show_programs
+    from keras_dist.planning.compiled import show_targets
+    from keras_dist.planning.report import as_json
+    from keras_dist.planning.targets import read_target
+
+    console = Console(highlight=False)
+    if name == "list":
+        show_targets(console)
+        return
+    if model is None:
+        fail("--target compiles a model. Say which one with --model.")
+    check_folder("--json", json)
+    try:
+        target = read_target(name)
+        # Nothing runs on devices of this machine.
+        os.environ.update(CPU_ONLY)
+        select_backend(backend or "jax")
+        with without_log_noise():
+            from keras_dist.cli.jobs.target import compiled_for
+
+            programs, load, choice, what = compiled_for(
+                model, target, strategy, is_sharded, batch_size
+            )
+    except ValueError as error:
+        fail(str(error))
+    found = programs_json(target, programs) | as_json(load, choice)
+    text = json_module.dumps(found, indent=2)
+    if json is not None and str(json) == "-":
+        typer.echo(text)
+        return
+    show_programs(console, what, target, programs)
+    if json is not None:
+        json.write_text(text + "\n")
 
 
 def _of_parameters(

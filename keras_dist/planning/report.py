@@ -1,6 +1,7 @@
 """The options of `keras-dist plan`, checked, and its output."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_dist.planning.estimates import Placement
 from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
+from keras_dist.planning.targets import Target
 
 SHARDED = "optimizer sharded"
 
@@ -94,6 +96,27 @@ class Choice:
         if workers == 1:
             known["central"] = Placement(devices, keepers)
         return known
+
+
+def choice_on(
+    target: Target,
+    workers: Sequence[int],
+    strategy: str | None,
+    is_sharded: bool,
+) -> Choice:
+    """Returns a strategy on a target; each worker has a number of devices."""
+    name = strategy or ("mirrored" if len(workers) == 1 else "multi-worker")
+    if name != "multi-worker" and len(workers) > 1:
+        raise ValueError(
+            f"--strategy {name}: it has one worker. Received: {target}, with "
+            f"{len(workers)} hosts. Choose --strategy multi-worker, or a "
+            "target with one host."
+        )
+    count = 1 if name == "one-device" else workers[0]
+    hosts = len(workers) if name == "multi-worker" else None
+    choice = Choice(name, count, hosts, 1, is_sharded)
+    choice.check(None)
+    return choice
 
 
 def show(

@@ -11,6 +11,8 @@ import keras
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.targets import Program
+from keras_dist.plugin.targets import Target
 
 
 class ShardsOptimizerState(ABC):
@@ -19,6 +21,32 @@ class ShardsOptimizerState(ABC):
     @abstractmethod
     def sharded_executor(self, plan: Plan) -> Executor:
         """Creates an executor that shards the variables of optimizers."""
+
+
+class CompilesForTargets(ABC):
+    """A `Backend` that compiles for machines that are not here."""
+
+    @abstractmethod
+    def on_target(
+        self, target: Target
+    ) -> contextlib.AbstractContextManager[Sequence[int]]:
+        """Returns a context in which a target's devices stand in for the
+        backend's, and programs are traced in place of being run. It gives the
+        number of devices of each worker. Variables must have no values.
+
+        Raises `DeviceError` if the backend can't compile for the target."""
+
+    @abstractmethod
+    def compiled(self) -> list[Program]:
+        """Compiles the programs that were traced since the last call."""
+
+
+class CompilesSteps(ABC):
+    """An executor that can trace a model's training step for a target."""
+
+    @abstractmethod
+    def trace_step(self, model: keras.Model, batch: Any) -> None:
+        """Traces the step of `fit` for a batch of `keras.KerasTensor`s."""
 
 
 class UpdatesParts(ABC):

@@ -25,7 +25,7 @@ def load_of_named(
     Variables get no values, so the model may be larger than the memory here.
     """
     function = function_of(name)
-    with _without_values():
+    with without_values():
         model = called(name, function)
         # `keras-dist bench fit --model` takes functions that return data too.
         if isinstance(model, tuple) and model:
@@ -47,7 +47,7 @@ def load_of_named(
 
 
 @contextlib.contextmanager
-def _without_values() -> Iterator[None]:
+def without_values() -> Iterator[None]:
     """Makes variables with a shape and a dtype only, inside of the context."""
     before = keras_internals.set_uninitialized([])
     original = keras.Variable.__init__

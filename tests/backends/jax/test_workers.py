@@ -42,6 +42,15 @@ def test_a_step_has_one_all_reduce():
     assert [each["all_reduces"] for each in found()] == [[1], [1]]
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_function_uses_memory_again_that_nobody_holds(devices):
+    for again, before, after, has_changed in keras_dist.launch(
+        worker_jobs.donated, workers=2, devices=devices, timeout=400
+    ):
+        assert again and has_changed
+        np.testing.assert_array_equal(before, after)
+
+
 def test_state_stays_on_its_worker():
     for each in found():
         assert (each["after_fit"], each["after_one_row"]) == (0, 0)

@@ -61,6 +61,47 @@ def everything():
     return found
 
 
+def donated():
+    """What steps of a function do to the memory of a variable.
+
+    Returns whether it is used again, and what happens to a value that a user
+    holds: its numbers before and after, and whether the variable went on.
+    """
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = make_model()
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build(model.trainable_variables)
+
+    @keras_dist.function
+    def step(x):
+        def loss():
+            return keras_dist.compute_average_loss(ops.mean(model(x), axis=-1))
+
+        variables = model.trainable_variables
+        _, gradients = keras_dist.value_and_grad(loss, variables)
+        optimizer.apply(gradients, variables)
+
+    (batch,) = strategy.experimental_distribute_dataset([X[:8]])
+    kernel = model.weights[0]
+    for _ in range(2):
+        strategy.run(step, args=(batch,))
+    before = pointers(kernel)
+    strategy.run(step, args=(batch,))
+    is_used_again = pointers(kernel) == before
+    held = kernel.value
+    numbers = np.array(held)
+    strategy.run(step, args=(batch,))
+    has_changed = not np.array_equal(np.array(kernel.value), numbers)
+    return is_used_again, numbers, np.array(held), has_changed
+
+
+def pointers(variable):
+    """The addresses of a variable's memory."""
+    shards = variable._value.addressable_shards
+    return {shard.data.unsafe_buffer_pointer() for shard in shards}
+
+
 def collectives(workers):
     """What the workers' own collectives make of some values."""
     index = workers.cluster.index

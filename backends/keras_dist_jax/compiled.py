@@ -1,0 +1,85 @@
+"""Compiles the programs that were noted for a target, and reads them."""
+
+import math
+import time
+from typing import Any
+
+import jax
+
+from keras_dist.plugin.targets import Program
+from keras_dist_jax.flops import flops_of
+from keras_dist_jax.hlo import collectives_in
+from keras_dist_jax.hlo import host_transfers_in
+from keras_dist_jax.targets import Machine
+from keras_dist_jax.targets import Noted
+
+BATCH = "batch"
+
+
+def compiled(noted: Noted, machine: Machine) -> Program:
+    """Compiles a program and returns what it does."""
+    start = time.monotonic()
+    traced = noted.traced
+    groups = {
+        name: sum(map(_bytes_on_a_device, jax.tree.leaves(arrays)))
+        for name, arrays in noted.groups.items()
+    }
+    batch = groups.pop(BATCH, 0)
+    of_arrays = [*map(_devices_of, jax.tree.leaves(noted.groups))]
+    devices = max(map(len, of_arrays), default=1)
+    on_host = machine.platform != "cpu" and all(
+        device.platform == "cpu" for own in of_arrays for device in own
+    )
+    name = traced.fun_name
+    try:
+        program = traced.lower().compile(machine.options or None)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        refusal = str(error).splitlines()[0]
+        seconds = time.monotonic() - start
+        return Program(
+            name,
+            devices,
+            on_host,
+            groups,
+            batch,
+            seconds=seconds,
+            refusal=refusal,
+        )
+    seconds = time.monotonic() - start
+    memory, text = program.memory_analysis(), program.as_text()
+    aliased = memory.alias_size_in_bytes
+    outputs = memory.output_size_in_bytes - aliased
+    resident = memory.argument_size_in_bytes + outputs
+    # A TPU's compiler reports no temporary values, and a GPU's a peak that
+    # leaves out some of them.
+    peak = max(
+        memory.peak_memory_in_bytes, resident + memory.temp_size_in_bytes
+    )
+    return Program(
+        name,
+        devices,
+        on_host,
+        groups,
+        batch,
+        outputs=outputs,
+        aliased=aliased,
+        temporary=peak - resident,
+        peak=peak,
+        collectives=collectives_in(text, devices),
+        to_host=host_transfers_in(text),
+        flops=flops_of(traced.jaxpr, devices),
+        seconds=seconds,
+    )
+
+
+def _bytes_on_a_device(array: Any) -> int:
+    shape = tuple(array.shape)
+    if array.sharding is not None:
+        shape = array.sharding.shard_shape(shape)
+    return math.prod(map(int, shape)) * int(array.dtype.itemsize)
+
+
+def _devices_of(array: Any) -> set[Any]:
+    return set() if array.sharding is None else array.sharding.device_set

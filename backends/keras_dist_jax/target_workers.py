@@ -1,0 +1,34 @@
+"""The workers of a cluster that a program is compiled for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras_dist.plugin.workers import Workers
+from keras_dist_jax.gate import Gate
+from keras_dist_jax.workers import JaxWorkers
+
+
+class TargetWorkers(JaxWorkers):
+    """Workers that are not here: all of them would do what this one does."""
+
+    def __init__(self, *args: Any) -> None:
+        # Without devices, nothing else of `JaxWorkers` can be made.
+        Workers.__init__(self, *args)
+
+    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+        return [tensor * self.cluster.num_workers for tensor in tensors]
+
+    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        return [list(tensors) for _ in range(self.cluster.num_workers)]
+
+    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+        return list(tensors)
+
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        return [list(numbers) for _ in range(self.cluster.num_workers)]
+
+    def watched(self, gate: Gate) -> Gate:
+        return gate
+
+    def leave(self, reason: str, failed: bool) -> None:
+        """There is nobody to leave."""

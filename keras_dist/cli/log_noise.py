@@ -1,0 +1,30 @@
+"""Leaves out what compilers log on standard error, and nothing else."""
+
+import contextlib
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+
+# Information, and the line that says where it goes.
+_NOISE = re.compile(rb"I\d{4} |WARNING: All log messages before absl::")
+
+
+@contextlib.contextmanager
+def without_log_noise() -> Iterator[None]:
+    """Holds back standard error, and then writes all but log information."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            for line in held:
+                if not _NOISE.match(line):
+                    os.write(2, line)

@@ -1,0 +1,171 @@
+"""The output of `keras-dist plan --target`: programs compiled for a target."""
+
+import dataclasses
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from keras_dist.planning import tables
+from keras_dist.planning.programs import Program
+from keras_dist.planning.targets import KINDS
+from keras_dist.planning.targets import Kind
+from keras_dist.planning.targets import Target
+
+# The part of a GPU's memory that JAX takes unless it is told another one.
+_TAKEN = 0.75
+
+
+def show_programs(
+    console: Console, what: str, target: Target, programs: Sequence[Program]
+) -> None:
+    """Prints the memory, the collectives and the work of programs."""
+    console.print(Text(f"{what}, compiled for {target}"))
+    for program in programs:
+        console.print()
+        console.print(_memory(program, _kind_of(program, target)))
+        console.print()
+        if program.collectives:
+            console.print(_collectives(program))
+            console.print()
+        for line in _lines(program, _kind_of(program, target)):
+            console.print(Text(line))
+
+
+def programs_json(
+    target: Target, programs: Sequence[Program]
+) -> dict[str, Any]:
+    """Returns all numbers of programs, in bytes, for JSON."""
+    return {
+        "target": str(target),
+        "memory": target.kind.memory,
+        "programs": [
+            {
+                **dataclasses.asdict(program),
+                "kept": program.kept,
+                "sent": program.sent,
+                "fits": fits(program, _kind_of(program, target)),
+            }
+            for program in programs
+        ],
+    }
+
+
+def fits(program: Program, kind: Kind) -> bool | None:
+    """Tells whether a program fits a device; `None` if nobody knows."""
+    if program.refusal:
+        return False
+    return None if kind.memory is None else program.peak <= kind.memory
+
+
+def show_targets(console: Console) -> None:
+    """Prints the kinds of targets, with an example of each."""
+    examples = {"cpu": "cpu:8", "gpu": "{}:8, {}:4x8", "tpu": "{}:{}"}
+    made = tables.table(
+        "Targets",
+        ("Kind", tables.WORD),
+        ("Device", tables.WORDS),
+        ("Memory", tables.NUMBER),
+        ("Such as", tables.WORD),
+    )
+    for kind in KINDS.values():
+        shape = "4x4" if kind.name in ("v5e", "v6e") else "2x2x2"
+        names = (
+            [kind.name] * 2 if kind.platform == "gpu" else [kind.name, shape]
+        )
+        made.add_row(
+            kind.name,
+            kind.title,
+            "" if kind.memory is None else tables.bytes_text(kind.memory),
+            examples[kind.platform].format(*names),
+        )
+    console.print(made)
+
+
+def _kind_of(program: Program, target: Target) -> Kind:
+    """Returns the kind of a program's devices: an update may be on the host."""
+    return KINDS["cpu"] if program.on_host else target.kind
+
+
+def _terms(program: Program) -> dict[str, int]:
+    return {
+        **program.state,
+        "batch": program.batch,
+        "results": program.outputs,
+        "temporary values": program.temporary,
+    }
+
+
+def _memory(program: Program, kind: Kind) -> Table:
+    where = (
+        "the host" if program.on_host else f"{program.devices:,} x {kind.name}"
+    )
+    made = tables.table(
+        "", (f"{program.name}: memory", tables.WORD), (where, tables.NUMBER)
+    )
+    for name, num_bytes in _terms(program).items():
+        is_known = num_bytes or not program.refusal
+        text = tables.bytes_text(num_bytes) if is_known else "?"
+        made.add_row(name.capitalize(), text)
+    if not program.refusal:
+        made.add_row("At most", tables.bytes_text(program.peak), style="bold")
+    if kind.memory is not None:
+        made.add_row("Device has", tables.bytes_text(kind.memory))
+    return made
+
+
+def _collectives(program: Program) -> Table:
+    made = tables.table(
+        "",
+        (f"{program.name}: collectives", tables.WORD),
+        ("Devices", tables.NUMBER),
+        ("Count", tables.NUMBER),
+        ("Bytes", tables.NUMBER),
+        ("Each sends", tables.NUMBER),
+    )
+    for each in program.collectives:
+        made.add_row(
+            each.kind,
+            f"{each.devices:,}",
+            f"{each.count:,}",
+            tables.bytes_text(each.num_bytes),
+            tables.bytes_text(each.sent),
+        )
+    return made
+
+
+def _lines(program: Program, kind: Kind) -> Iterator[str]:
+    if program.refusal:
+        yield f"It does not fit. The compiler says: {program.refusal}"
+        return
+    if kind.memory is not None:
+        yield _verdict(program, kind.memory)
+        taken = kind.memory * _TAKEN
+        if kind.platform == "gpu" and taken < program.peak <= kind.memory:
+            yield (
+                f"JAX takes {_TAKEN:.0%} of a GPU's memory at the start. Set "
+                "XLA_PYTHON_CLIENT_MEM_FRACTION to a larger part."
+            )
+    if program.to_host:
+        yield f"A step exchanges values with the host {program.to_host} times."
+    if program.flops:
+        yield (
+            f"{program.flops:.3g} floating-point operations in the matrix "
+            "products and convolutions of a device."
+        )
+    yield f"Compiled in {program.seconds:.1f} s."
+
+
+def _verdict(program: Program, memory: int) -> str:
+    share = f"{program.peak / memory:.1%} of the memory"
+    if program.peak <= memory:
+        return f"It fits: {share}."
+    terms = _terms(program)
+    largest = max(terms, key=lambda name: terms[name])
+    return (
+        f"It does not fit: {share}. The largest part is "
+        f"{tables.bytes_text(terms[largest])} for {largest}."
+    )

@@ -1,0 +1,95 @@
+"""Machines that a model can be compiled for, whether or not they are here."""
+
+import re
+from dataclasses import dataclass
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of device.
+
+    Args:
+        name: String, as in a target's name.
+        title: String, the maker's name of the device.
+        platform: String, one of `"cpu"`, `"gpu"` and `"tpu"`.
+        memory: Integer, the bytes that programs can use, or `None` for the
+            memory of the machine.
+    """
+
+    name: str
+    title: str
+    platform: str
+    memory: int | None = None
+
+
+# A GPU's memory is what its driver reports. A TPU's is what its compiler lets
+# a program use. A core of v4 and of TPU7x is a device of its own.
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("cpu", "virtual CPU devices", "cpu"),
+        Kind("a100", "NVIDIA A100 80 GB", "gpu", 84_987_740_160),
+        Kind("h100", "NVIDIA H100 80 GB", "gpu", 84_942_979_072),
+        Kind("h200", "NVIDIA H200", "gpu", 150_121_545_728),
+        Kind("v4", "TPU v4, a core", "tpu", int(15.25 * _GIB)),
+        Kind("v5e", "TPU v5e", "tpu", int(15.75 * _GIB)),
+        Kind("v5p", "TPU v5p", "tpu", int(95.74 * _GIB)),
+        Kind("v6e", "TPU v6e", "tpu", int(31.25 * _GIB)),
+        Kind("tpu7x", "TPU7x, a core", "tpu", int(94.75 * _GIB)),
+    )
+}
+_MOST_DEVICES = 10_000
+_NAME = re.compile(r"([a-z0-9]+):([1-9]\d*(?:x[1-9]\d*)*)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine, or several: `h100:4x8` has 4 hosts of 8 GPUs.
+
+    The sides of a TPU are those of the slice: `v5e:16x16` has 256 chips.
+    """
+
+    kind: Kind
+    sides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}:{'x'.join(map(str, self.sides))}"
+
+
+def read_target(text: str) -> Target:
+    """Reads a target's name.
+
+    Raises:
+        ValueError: If there is no such kind, or if the sides don't fit it.
+    """
+    match = _NAME.fullmatch(text.strip())
+    kind = KINDS.get(match[1].lower()) if match else None
+    if match is None or kind is None:
+        raise ValueError(
+            f"--target {text}: there is no such target. Expected: a kind and "
+            "a size, such as h100:8 (GPUs), h100:4x8 (hosts x GPUs), "
+            "v5e:16x16 (a TPU's slice) or cpu:8. Kinds: "
+            f"{', '.join(KINDS)}. `--target list` describes them."
+        )
+    sides = tuple(map(int, match[2].split("x")))
+    if kind.platform != "tpu":
+        sides = (1, *sides) if len(sides) == 1 else sides
+    expected = (2, 3) if kind.platform == "tpu" else (2,)
+    if len(sides) not in expected:
+        what = (
+            "the two or three sides of a slice, such as 4x4 or 2x2x2"
+            if kind.platform == "tpu"
+            else "devices, or hosts x devices, such as 8 or 4x8"
+        )
+        raise ValueError(f"--target {text}: {kind.name} needs {what}.")
+    count = 1
+    for side in sides:
+        count *= side
+    if count > _MOST_DEVICES:
+        raise ValueError(
+            f"--target {text}: too many devices. Received: {count:,}. "
+            f"Expected: at most {_MOST_DEVICES:,}."
+        )
+    return Target(kind, sides)

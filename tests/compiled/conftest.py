@@ -1,0 +1,47 @@
+"""The programs of each target, compiled once, in a process of their own."""
+
+import functools
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from runs.runs import TESTS
+
+TARGETS = ("h100:8", "h100:4x8", "v5e:2x2", "v5e:4x4", "v5e:16x16")
+
+
+def pytest_collection_modifyitems(items):
+    has_compilers = importlib.util.find_spec("libtpu") is not None
+    if keras.backend.backend() == "jax" and has_compilers:
+        return
+    reason = "JAX and keras-dist[targets] have the compilers."
+    for item in items:
+        if item.path.parent == TESTS / "compiled":
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """Returns a function of a target's name: how many devices, and programs."""
+    return functools.cache(_compiled)
+
+
+def _compiled(target):
+    # Without the flags that make the tests' own programs start sooner.
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    run = subprocess.run(
+        [sys.executable, "-m", "compiled.programs", target],
+        cwd=TESTS,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = json.loads(run.stdout.splitlines()[-1])
+    return found["devices"], found["programs"]

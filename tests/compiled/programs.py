@@ -1,0 +1,161 @@
+"""Compiles steps for machines that are not here; prints what is in them.
+
+Takes names of targets, and prints a line of JSON for each: a program's numbers
+by strategy and by the way to train.
+"""
+
+import dataclasses
+import json
+import os
+import sys
+
+# The tests' flags would change what the compilers do.
+os.environ.pop("XLA_FLAGS", None)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import keras
+
+import keras_dist
+from keras_dist.cli.jobs.plan import without_values
+from keras_dist.cli.jobs.target import compiled_for
+from keras_dist.cli.jobs.target import strategy_of
+from keras_dist.planning.report import choice_on
+from keras_dist.planning.targets import read_target
+from keras_dist.plugin.backend import get_backend
+from keras_dist_jax.joined import JoinedPerReplica
+
+WIDTH, CLASSES, ROWS, STEPS = 256, 10, 32, 3
+# Strategies, and whether the optimizer's state is sharded.
+ON_ONE_HOST = {
+    "one device": ("one-device", False),
+    "mirrored": ("mirrored", False),
+    "sharded": ("mirrored", True),
+    "central": ("central", False),
+}
+ON_HOSTS = {
+    "mirrored": ("multi-worker", False),
+    "sharded": ("multi-worker", True),
+}
+
+
+def layers():
+    """A model's layers, of which one meets for its statistics."""
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            keras.layers.Dense(WIDTH, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(WIDTH, activation="relu"),
+            keras.layers.Dense(CLASSES),
+        ]
+    )
+
+
+def model():
+    """A compiled model."""
+    made = layers()
+    made.compile(
+        "adam",
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return made
+
+
+def of_fit(target, strategy, is_sharded, rows):
+    """The programs of a step of `fit`."""
+    spec = f"{__name__}:{model.__name__}"
+    return compiled_for(spec, target, strategy, is_sharded, rows)[0]
+
+
+def of_function(target, strategy, is_sharded, rows, steps=None):
+    """The program of a function, or of a scan over several batches."""
+    backend = get_backend()
+    with backend.on_target(target) as workers:
+        choice = choice_on(target, workers, strategy, is_sharded)
+        strategy = strategy_of(choice, target)
+        with without_values(), strategy.scope():
+            made, optimizer = layers(), keras.optimizers.Adam()
+            optimizer.build(made.trainable_variables)
+            mean = keras.metrics.Mean()
+
+        @keras_dist.function
+        def step(x, y):
+            def loss_fn():
+                logits = made(x, training=True)
+                loss = keras.losses.sparse_categorical_crossentropy(
+                    y, logits, from_logits=True
+                )
+                return keras_dist.compute_average_loss(loss)
+
+            variables = made.trainable_variables
+            loss, gradients = keras_dist.value_and_grad(loss_fn, variables)
+            optimizer.apply(gradients, variables)
+            mean.update_state(loss)
+            return loss
+
+        layout = strategy.executor.layout
+        batch = [
+            described(layout, (rows, WIDTH), "float32"),
+            described(layout, (rows,), "int32"),
+        ]
+        if steps is None:
+            strategy.run(step, args=batch)
+        else:
+            strategy.executor.compiler.scan(strategy, step, [batch] * steps)
+        return backend.compiled()
+
+
+def described(layout, shape, dtype):
+    """A global batch, of which each replica has some rows."""
+    count = layout.num_replicas
+    if count == 1:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding)
+    share = -(-shape[0] // count)
+    if shape[0] == share * count:
+        array = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.cut)
+        return JoinedPerReplica(array, False, layout)
+    # The last replicas have fewer rows, and zeros behind them.
+    starts = range(0, share * count, share)
+    sizes = [max(0, min(share, shape[0] - start)) for start in starts]
+    array = jax.ShapeDtypeStruct(
+        (count, share, *shape[1:]), dtype, sharding=layout.cut
+    )
+    shapes = tuple((size, *shape[1:]) for size in sizes)
+    return JoinedPerReplica(array, True, layout, None, shapes)
+
+
+def main(name):
+    """Prints the programs of one target."""
+    target = read_target(name)
+    with get_backend().on_target(target) as workers:
+        count = sum(workers)
+    known = ON_HOSTS if len(workers) > 1 else ON_ONE_HOST
+    found = {}
+    for kind, (strategy, is_sharded) in known.items():
+        choice = target, strategy, is_sharded
+        rows = ROWS * (1 if kind == "one device" else count)
+        found[kind] = {
+            "fit": of_fit(*choice, rows),
+            "function": of_function(*choice, rows),
+        }
+        if kind == "mirrored":
+            found[kind] |= {
+                "uneven fit": of_fit(*choice, rows - 3),
+                "uneven function": of_function(*choice, rows - 3),
+                "scan": of_function(*choice, rows, steps=STEPS),
+            }
+        keras.utils.clear_session()
+    programs = {
+        kind: {
+            way: [*map(dataclasses.asdict, made)] for way, made in each.items()
+        }
+        for kind, each in found.items()
+    }
+    print(json.dumps({"target": name, "devices": count, "programs": programs}))
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:]:
+        main(each)

@@ -1,0 +1,137 @@
+"""What the steps of `fit` and of functions are, compiled for accelerators."""
+
+import pytest
+
+from compiled.conftest import TARGETS
+
+# The model of `compiled.programs`: its trained variables, the statistics of
+# its normalization, and the values that an optimizer and metrics count with.
+TRAINED, STATISTICS, FEW = 538_664, 2_048, 32
+SLOTS = 2 * TRAINED
+# Normalization meets three times, and the loss and metrics once.
+SMALL = 8_192
+
+
+def bytes_of(program):
+    """The bytes of a program's collectives, by kind."""
+    found = {}
+    for each in program["collectives"]:
+        kind = each["kind"]
+        found[kind] = found.get(kind, 0) + each["num_bytes"]
+    return found
+
+
+def counts_of(program):
+    return {each["kind"]: each["count"] for each in program["collectives"]}
+
+
+def ways(programs, *kinds):
+    """Each program on the target's devices, with a name for messages."""
+    for kind in kinds or programs:
+        for way, made in programs[kind].items():
+            yield f"{kind}, {way}", made[0]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_step_talks_to_the_host_and_all_devices_run_it(compiled, target):
+    devices, programs = compiled(target)
+    for name, program in ways(programs):
+        assert not program["refusal"], name
+        assert program["to_host"] == 0, name
+        expected = 1 if name.startswith("one device") else devices
+        assert program["devices"] == expected, name
+        assert not program["on_host"], name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_new_values_take_the_place_of_old_ones(compiled, target):
+    _, programs = compiled(target)
+    for name, program in ways(programs):
+        if name == "central, fit":  # gives gradients for the variables
+            continue
+        state = sum(program["state"].values())
+        # The learning rate is only read.
+        assert program["aliased"] >= state - FEW, name
+        assert program["outputs"] < SMALL, name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_device_has_the_state_that_the_strategy_says(compiled, target):
+    devices, programs = compiled(target)
+    whole = programs["mirrored"]["fit"][0]["state"]
+    assert whole["trainable"] == TRAINED
+    assert whole["non-trainable"] == STATISTICS
+    assert 0 <= whole["optimizer"] - SLOTS <= FEW
+    parts = programs["sharded"]["fit"][0]["state"]
+    # Axes that the devices don't divide are padded.
+    assert parts["optimizer"] == pytest.approx(SLOTS / devices, rel=0.01)
+    assert parts | {"optimizer": 0} == whole | {"optimizer": 0}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_gradients_travel_once_and_nothing_else_does(compiled, target):
+    _, programs = compiled(target)
+    for name, program in ways(programs, "mirrored"):
+        sent = bytes_of(program)
+        steps = 3 if name.endswith("scan") else 1
+        assert sent.keys() == {"all-reduce"}, name
+        extra = sent["all-reduce"] - steps * TRAINED
+        assert 0 <= extra <= steps * SMALL, name
+        # A function normalizes the rows of each replica, and `fit` all rows.
+        most = 6 if "fit" in name else steps
+        assert counts_of(program)["all-reduce"] <= most, name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_sharded_state_is_updated_where_it_is(compiled, target):
+    _, programs = compiled(target)
+    program = programs["sharded"]["fit"][0]
+    sent = bytes_of(program)
+    if target.startswith("v5e"):
+        # For so small a model, the compiler for TPUs prefers an all-reduce,
+        # with few rows of each variable on a device even twice.
+        total = sum(sent.values())
+        assert sent.keys() <= {"all-gather", "all-reduce"}
+        assert total == pytest.approx(2 * TRAINED, rel=0.04)
+        return
+    assert sent.pop("reduce-scatter") == pytest.approx(TRAINED, rel=0.02)
+    # Each device sends the parts of the variables that it has updated.
+    assert sent.pop("all-gather") == pytest.approx(TRAINED, rel=0.02)
+    assert sent.pop("all-reduce") < SMALL
+    assert not sent
+
+
+@pytest.mark.parametrize("target", ["h100:8", "v5e:2x2"])
+def test_central_storage_computes_here_and_updates_on_the_host(
+    compiled, target
+):
+    _, programs = compiled(target)
+    step, update = programs["central"]["fit"]
+    # Slots stay on the host. Gradients take their way back.
+    assert sum(step["state"].values()) < TRAINED + SMALL
+    assert TRAINED <= step["outputs"] < TRAINED + SMALL
+    assert bytes_of(step).keys() == {"all-reduce"}
+    assert update["on_host"] and update["devices"] == 1
+    assert not update["collectives"]
+    assert update["aliased"] == TRAINED + SLOTS + 8
+
+
+@pytest.mark.parametrize(
+    "few, many", [("h100:8", "h100:4x8"), ("v5e:4x4", "v5e:16x16")]
+)
+def test_more_devices_cost_no_device_more(compiled, few, many):
+    _, on_few = compiled(few)
+    _, on_many = compiled(many)
+    names = [("mirrored", way) for way in on_many["mirrored"]]
+    for kind, way in [*names, ("sharded", "fit")]:
+        program, other = on_many[kind][way][0], on_few[kind][way][0]
+        name = f"{kind}, {way}"
+        count = sum(counts_of(program).values())
+        # The optimizer's counter may travel beside its parts.
+        more = 1 if kind == "sharded" else 0
+        assert count <= sum(counts_of(other).values()) + more, name
+        assert program["peak"] <= 1.02 * other["peak"], name
+        # Padding differs.
+        total = sum(bytes_of(program).values())
+        assert total <= 1.02 * sum(bytes_of(other).values()), name
+        assert program["flops"] <= 1.02 * other["flops"], name
