@@ -192,6 +192,11 @@ def plan(*options):
 print(plan("--params", "7e9", "--dtype", "bfloat16", "--devices", "8"))
 
 # %% [markdown]
+# Arithmetic does not know the activations. JAX can tell them: `keras-dist plan
+# --target h100:8 --model my_models:make` compiles the training step of your own
+# model for 8 GPUs that need not be here. It says how much memory the step needs.
+# README describes it.
+#
 # `--json -` prints the numbers. The picture shows what a device that computes
 # holds during a step, without activations, for different numbers of devices.
 # The dotted line is a GPU with 40 GB.

@@ -21,7 +21,7 @@ from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import ShardsOptimizerState
-from keras_dist.plugin.targets import Program
+from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
@@ -148,7 +148,7 @@ class JaxBackend(
         finally:
             self._workers = before
 
-    def compiled(self) -> list[Program]:
+    def compiled(self) -> list[CompiledProgram]:
         machine = targets.machine()
         assert machine is not None
         noted, machine.noted[:] = list(machine.noted), []

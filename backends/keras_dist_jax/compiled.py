@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from keras_dist.plugin.targets import Program
+from keras_dist.plugin.targets import CompiledProgram
 from keras_dist_jax.flops import flops_of
 from keras_dist_jax.hlo import collectives_in
 from keras_dist_jax.hlo import host_transfers_in
@@ -16,7 +16,7 @@ from keras_dist_jax.targets import Noted
 BATCH = "batch"
 
 
-def compiled(noted: Noted, machine: Machine) -> Program:
+def compiled(noted: Noted, machine: Machine) -> CompiledProgram:
     """Compiles a program and returns what it does."""
     start = time.monotonic()
     traced = noted.traced
@@ -38,7 +38,7 @@ def compiled(noted: Noted, machine: Machine) -> Program:
             raise
         refusal = str(error).splitlines()[0]
         seconds = time.monotonic() - start
-        return Program(
+        return CompiledProgram(
             name,
             devices,
             on_host,
@@ -57,7 +57,7 @@ def compiled(noted: Noted, machine: Machine) -> Program:
     peak = max(
         memory.peak_memory_in_bytes, resident + memory.temp_size_in_bytes
     )
-    return Program(
+    return CompiledProgram(
         name,
         devices,
         on_host,

@@ -267,7 +267,7 @@ class WideLayout(MeshLayout):
 
     @functools.cached_property
     def references(self) -> int:
-        """How many references an array has to the one it was narrowed to."""
+        """The number of references that an array has to its narrowed one."""
         wide = self.widen(self.place(np.zeros(())))
         own = [self.narrow(wide)]
         return next(map(arrays.COUNT, own)) - arrays.ALONE

@@ -7,8 +7,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-# Information, and the line that says where it goes.
-_NOISE = re.compile(rb"I\d{4} |WARNING: All log messages before absl::")
+# Information, the line that says where it goes, and what the compiler for GPUs
+# says of a program that does not fit: `plan` says it too.
+_NOISE = re.compile(
+    rb"I\d{4} |WARNING: All log messages before absl::|"
+    rb"[EW]\d{4} .*gpu_hlo_schedule\.cc"
+)
 
 
 @contextlib.contextmanager

@@ -10,17 +10,20 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist.planning import tables
-from keras_dist.planning.programs import Program
+from keras_dist.planning.programs import CompiledProgram
 from keras_dist.planning.targets import KINDS
-from keras_dist.planning.targets import Kind
 from keras_dist.planning.targets import Target
+from keras_dist.planning.targets import TargetKind
 
 # The part of a GPU's memory that JAX takes unless it is told another one.
 _TAKEN = 0.75
 
 
 def show_programs(
-    console: Console, what: str, target: Target, programs: Sequence[Program]
+    console: Console,
+    what: str,
+    target: Target,
+    programs: Sequence[CompiledProgram],
 ) -> None:
     """Prints the memory, the collectives and the work of programs."""
     console.print(Text(f"{what}, compiled for {target}"))
@@ -36,7 +39,7 @@ def show_programs(
 
 
 def programs_json(
-    target: Target, programs: Sequence[Program]
+    target: Target, programs: Sequence[CompiledProgram]
 ) -> dict[str, Any]:
     """Returns all numbers of programs, in bytes, for JSON."""
     return {
@@ -54,7 +57,7 @@ def programs_json(
     }
 
 
-def fits(program: Program, kind: Kind) -> bool | None:
+def fits(program: CompiledProgram, kind: TargetKind) -> bool | None:
     """Tells whether a program fits a device; `None` if nobody knows."""
     if program.refusal:
         return False
@@ -85,12 +88,12 @@ def show_targets(console: Console) -> None:
     console.print(made)
 
 
-def _kind_of(program: Program, target: Target) -> Kind:
+def _kind_of(program: CompiledProgram, target: Target) -> TargetKind:
     """Returns the kind of a program's devices: an update may be on the host."""
     return KINDS["cpu"] if program.on_host else target.kind
 
 
-def _terms(program: Program) -> dict[str, int]:
+def _terms(program: CompiledProgram) -> dict[str, int]:
     return {
         **program.state,
         "batch": program.batch,
@@ -99,7 +102,7 @@ def _terms(program: Program) -> dict[str, int]:
     }
 
 
-def _memory(program: Program, kind: Kind) -> Table:
+def _memory(program: CompiledProgram, kind: TargetKind) -> Table:
     where = (
         "the host" if program.on_host else f"{program.devices:,} x {kind.name}"
     )
@@ -117,7 +120,7 @@ def _memory(program: Program, kind: Kind) -> Table:
     return made
 
 
-def _collectives(program: Program) -> Table:
+def _collectives(program: CompiledProgram) -> Table:
     made = tables.table(
         "",
         (f"{program.name}: collectives", tables.WORD),
@@ -137,7 +140,7 @@ def _collectives(program: Program) -> Table:
     return made
 
 
-def _lines(program: Program, kind: Kind) -> Iterator[str]:
+def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
     if program.refusal:
         yield f"It does not fit. The compiler says: {program.refusal}"
         return
@@ -159,7 +162,7 @@ def _lines(program: Program, kind: Kind) -> Iterator[str]:
     yield f"Compiled in {program.seconds:.1f} s."
 
 
-def _verdict(program: Program, memory: int) -> str:
+def _verdict(program: CompiledProgram, memory: int) -> str:
     share = f"{program.peak / memory:.1%} of the memory"
     if program.peak <= memory:
         return f"It fits: {share}."

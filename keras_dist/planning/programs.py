@@ -1,4 +1,4 @@
-"""What a compiled program does: its memory, its collectives, its work."""
+"""Numbers of compiled programs: their memory, collectives and work."""
 
 from dataclasses import dataclass
 from dataclasses import field
@@ -24,7 +24,7 @@ class Collective:
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """A program for each of a target's devices; numbers are of one device.
 
     Args:

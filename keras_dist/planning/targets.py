@@ -7,7 +7,7 @@ _GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Kind:
+class TargetKind:
     """A kind of device.
 
     Args:
@@ -29,15 +29,15 @@ class Kind:
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("cpu", "virtual CPU devices", "cpu"),
-        Kind("a100", "NVIDIA A100 80 GB", "gpu", 84_987_740_160),
-        Kind("h100", "NVIDIA H100 80 GB", "gpu", 84_942_979_072),
-        Kind("h200", "NVIDIA H200", "gpu", 150_121_545_728),
-        Kind("v4", "TPU v4, a core", "tpu", int(15.25 * _GIB)),
-        Kind("v5e", "TPU v5e", "tpu", int(15.75 * _GIB)),
-        Kind("v5p", "TPU v5p", "tpu", int(95.74 * _GIB)),
-        Kind("v6e", "TPU v6e", "tpu", int(31.25 * _GIB)),
-        Kind("tpu7x", "TPU7x, a core", "tpu", int(94.75 * _GIB)),
+        TargetKind("cpu", "virtual CPU devices", "cpu"),
+        TargetKind("a100", "NVIDIA A100 80 GB", "gpu", 84_987_740_160),
+        TargetKind("h100", "NVIDIA H100 80 GB", "gpu", 84_942_979_072),
+        TargetKind("h200", "NVIDIA H200", "gpu", 150_121_545_728),
+        TargetKind("v4", "TPU v4, a core", "tpu", int(15.25 * _GIB)),
+        TargetKind("v5e", "TPU v5e", "tpu", int(15.75 * _GIB)),
+        TargetKind("v5p", "TPU v5p", "tpu", int(95.74 * _GIB)),
+        TargetKind("v6e", "TPU v6e", "tpu", int(31.25 * _GIB)),
+        TargetKind("tpu7x", "TPU7x, a core", "tpu", int(94.75 * _GIB)),
     )
 }
 _MOST_DEVICES = 10_000
@@ -51,7 +51,7 @@ class Target:
     The sides of a TPU are those of the slice: `v5e:16x16` has 256 chips.
     """
 
-    kind: Kind
+    kind: TargetKind
     sides: tuple[int, ...]
 
     def __str__(self) -> str:

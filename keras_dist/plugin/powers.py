@@ -11,7 +11,7 @@ import keras
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.targets import Program
+from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
 
 
@@ -37,7 +37,7 @@ class CompilesForTargets(ABC):
         Raises `DeviceError` if the backend can't compile for the target."""
 
     @abstractmethod
-    def compiled(self) -> list[Program]:
+    def compiled(self) -> list[CompiledProgram]:
         """Compiles the programs that were traced since the last call."""
 
 

@@ -63,6 +63,15 @@ def model():
     return made
 
 
+def huge():
+    """A model that fits no device: it is made without values."""
+    inputs = keras.Input((8,), dtype="int32")
+    rows = keras.layers.Embedding(2**23, 4096)(inputs)
+    made = keras.Model(inputs, keras.layers.Dense(1)(rows))
+    made.compile("sgd", "mse")
+    return made
+
+
 def of_fit(target, strategy, is_sharded, rows):
     """The programs of a step of `fit`."""
     spec = f"{__name__}:{model.__name__}"

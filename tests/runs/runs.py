@@ -111,7 +111,8 @@ def _runs():
     """Yields the runs, the longest first."""
     programs = [str(TESTS / folder) for folder in PROGRAMS]
     training = [str(TESTS / folder) for folder in TRAINING]
-    other = [*programs, *training, TESTS / "cross"]
+    # The compilers of accelerators have an environment of their own.
+    other = [*programs, *training, TESTS / "compiled", TESTS / "cross"]
     others = [f"--ignore={path}" for path in other]
     # Looking into the other files takes as long as these tests.
     smoke = [

@@ -1,6 +1,8 @@
 """The part of `keras-dist plan --target` that uses Keras."""
 
+import contextlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -10,14 +12,12 @@ from keras_dist.cli.jobs.plan import without_values
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import SimpleClusterResolver
 from keras_dist.planning.estimates import Load
-from keras_dist.planning.programs import Program
+from keras_dist.planning.programs import CompiledProgram
 from keras_dist.planning.report import Choice
 from keras_dist.planning.report import choice_on
 from keras_dist.planning.targets import Target
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import CompilesForTargets
-from keras_dist.plugin.powers import CompilesSteps
-from keras_dist.tools.counting import check_built
 from keras_dist.tools.counting import load_of
 from keras_dist.tools.users_function import called
 from keras_dist.tools.users_function import function_of
@@ -32,7 +32,7 @@ def compiled_for(
     strategy_name: str | None,
     is_sharded: bool,
     batch_size: int | None,
-) -> tuple[list[Program], Load, Choice, str]:
+) -> tuple[list[CompiledProgram], Load, Choice, str]:
     """Compiles the training step of a user's model for a target.
 
     Returns the programs, the load of the model, the strategy with the
@@ -46,7 +46,9 @@ def compiled_for(
             "--backend jax."
         )
     if target.kind.platform == "cpu":
-        keras_dist.set_virtual_devices(target.sides[0] * target.sides[1])
+        # If JAX has started in this process, it has its devices.
+        with contextlib.suppress(keras_dist.VirtualDevicesError):
+            keras_dist.set_virtual_devices(target.sides[0] * target.sides[1])
     function = function_of(spec)
     with backend.on_target(target) as workers:
         choice = choice_on(target, workers, strategy_name, is_sharded)
@@ -54,8 +56,10 @@ def compiled_for(
         rows = batch_size or _ROWS * strategy.num_replicas_in_sync
         with without_values():
             model, batch = _model_of(spec, function, strategy, rows)
+            with _explained(spec, batch):
+                model._symbolic_build(data_batch=batch)
+                strategy.executor.trace_step(model, batch)
             load = load_of(model, model.optimizer)
-            _trace(spec, strategy, model, batch)
         programs = backend.compiled()
     count = model.count_params()
     what = f"{spec}, {count:,} parameters, {model.optimizer.name}"
@@ -97,9 +101,7 @@ def _model_of(
     if len(data) == 2:
         x, y = (keras.tree.map_structure(_Rows(rows).of, d) for d in data)
     else:
-        check_built(model)
         x, y = _inputs_of(spec, model, rows), _labels_of(model, rows)
-    model._symbolic_build(data_batch=(x, y))
     return model, (x, y)
 
 
@@ -166,12 +168,11 @@ def _labels_of(model: keras.Model, rows: int) -> Any:
     return keras.tree.map_structure(lambda o: described(o, losses), outputs)
 
 
-def _trace(
-    spec: str, strategy: Any, model: keras.Model, batch: tuple[Any, Any]
-) -> None:
-    assert isinstance(strategy.executor, CompilesSteps)
+@contextlib.contextmanager
+def _explained(spec: str, batch: tuple[Any, Any]) -> Iterator[None]:
+    """Names the shapes of the batch in the errors of a model and its loss."""
     try:
-        strategy.executor.trace_step(model, batch)
+        yield
     except keras_dist.KerasDistError:
         raise
     except Exception as error:

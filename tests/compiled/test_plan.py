@@ -1,0 +1,59 @@
+"""`keras-dist plan --target` for accelerators: what agrees, and what fits."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from runs.runs import TESTS
+
+
+def plan(*options):
+    """Runs the command in a process of its own; returns what it prints."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    run = subprocess.run(
+        [sys.executable, "-m", "keras_dist.cli", "plan", *options],
+        cwd=TESTS,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # What compilers log is left out.
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout
+
+
+def planned(model, *options):
+    spec = f"compiled.programs:{model}"
+    return json.loads(plan("--model", spec, "--json", "-", *options))
+
+
+@pytest.mark.parametrize("state", ["mirrored", "sharded"])
+def test_compiled_and_computed_numbers_agree(state):
+    found = planned("model", "--target", "h100:8", "--optimizer-state", state)
+    (program,), computed = found["programs"], found["plans"][found["plan"]]
+    kept = program["kept"] - program["state"]["metrics"]
+    memory = computed["memory"]["device 0"]
+    assert kept == pytest.approx(memory["kept"], rel=0.05)
+    sent = sum(dict(each["sent"])["device 0"] for each in computed["transfers"])
+    assert program["sent"] == pytest.approx(sent, rel=0.05)
+    assert program["fits"]
+    assert program["peak"] < found["memory"] == 84_942_979_072
+
+
+def test_a_model_that_is_too_large_for_a_gpu():
+    (program,) = planned("huge", "--target", "h100:1")["programs"]
+    assert not program["fits"]
+    assert program["state"]["trainable"] > 137e9
+    assert program["peak"] >= program["kept"]
+
+
+def test_a_model_that_is_too_large_for_a_tpu():
+    text = plan("--model", "compiled.programs:huge", "--target", "v5e:2x2")
+    words = " ".join(text.split())
+    assert "It does not fit. The compiler says: RESOURCE_EXHAUSTED" in words
+    assert "Trainable 137.4 GB" in words
+    assert "Temporary values ?" in words

@@ -1,0 +1,311 @@
+"""`keras-dist plan --target`, for CPU devices, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import keras_dist
+from keras_dist.cli.main import app
+from keras_dist.planning.targets import KINDS
+from keras_dist.planning.targets import read_target
+
+BACKEND = keras.backend.backend()
+ON_JAX = pytest.mark.only_on("jax", reason="Only JAX compiles for targets.")
+
+MODELS = """
+import keras
+import numpy as np
+
+
+def compiled(model, loss="mse", **options):
+    model.compile("adam", loss, metrics=["mae"], **options)
+    return model
+
+
+def wide():
+    return compiled(keras.Sequential([
+        keras.Input((256,)), keras.layers.Dense(256),
+        keras.layers.BatchNormalization(), keras.layers.Dense(8)]))
+
+
+def sparse():
+    inputs = {"a": keras.Input((3,), name="a"),
+              "b": keras.Input((2, 2), name="b")}
+    joined = keras.layers.Concatenate()(
+        [inputs["a"], keras.layers.Flatten()(inputs["b"])])
+    outputs = [keras.layers.Dense(5, activation="softmax", name="c")(joined),
+               keras.layers.Dense(2, name="d")(joined)]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", ["sparse_categorical_crossentropy", "mse"])
+    return model
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def with_data():
+    return compiled(Own()), np.ones((2, 6)), np.ones((2, 3), "int64")
+
+
+def without_sizes():
+    return compiled(Own())
+
+
+def open_sizes():
+    inputs = keras.Input((None, 4))
+    return compiled(keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+
+
+def wrong_labels():
+    return compiled(Own()), np.ones((2, 6)), np.ones((2, 7))
+
+
+def eager():
+    model = wide()
+    return compiled(model, run_eagerly=True)
+
+
+def uncompiled():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+"""
+
+
+@pytest.fixture
+def invoke(monkeypatch, tmp_path):
+    """Runs the command in this process."""
+    (tmp_path / "models_for_targets.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS", "KERAS_BACKEND"):
+        # What the command sets is set back.
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    yield lambda *options: CliRunner().invoke(
+        app, ["plan", "--backend", BACKEND, *options]
+    )
+    sys.modules.pop("models_for_targets", None)
+
+
+@pytest.fixture
+def planned(invoke):
+    """What the command finds, as JSON."""
+
+    def run(model, *options):
+        result = invoke(
+            *("--model", f"models_for_targets:{model}", "--json", "-"),
+            *options,
+        )
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return run
+
+
+@pytest.fixture
+def refused(invoke):
+    """The message of a command that ends with an error."""
+
+    def run(*options):
+        result = invoke(*options)
+        assert result.exit_code == 2, result.output
+        return " ".join(result.stderr.split())
+
+    return run
+
+
+STRATEGIES = {
+    "one-device": ("one device", "cpu:4", ()),
+    "mirrored": ("mirrored", "cpu:4", ()),
+    "sharded": ("optimizer sharded", "cpu:4", ("--optimizer-state", "sharded")),
+    "multi-worker": ("mirrored", "cpu:2x2", ()),
+}
+
+
+@ON_JAX
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_compiled_and_computed_numbers_agree(planned, name):
+    key, target, options = STRATEGIES[name]
+    if name == "one-device":
+        options = ("--strategy", "one-device")
+    found = planned("wide", "--target", target, "--batch-size", "40", *options)
+    (program,) = found["programs"]
+    plan = found["plans"][key]
+    assert found["plan"] == key
+    memory = plan["memory"]["device 0"]
+    metrics = program["state"]["metrics"]
+    kept = program["kept"] - metrics
+    assert kept == pytest.approx(memory["kept"], rel=0.05)
+    assert program["devices"] == plan["devices"] * plan["workers"]
+    count = program["devices"]
+    # Without the statistics of normalization. On CPUs, a sharded state has its
+    # gradients summed whole, which is half more.
+    sent = 2 * (count - 1) / count * found["load"]["trainable"]
+    times = 1.5 if name == "sharded" else 1
+    assert program["sent"] == pytest.approx(times * sent, rel=0.05)
+    assert program["aliased"] >= program["kept"] - 8
+    assert program["to_host"] == 0 and program["fits"] is None
+
+
+@ON_JAX
+def test_central_storage_has_a_program_for_the_update(planned):
+    step, update = planned(
+        "wide", "--target", "cpu:4", "--strategy", "central"
+    )["programs"]
+    assert (step["name"], update["name"]) == ("train_step", "optimizer_update")
+    assert (step["devices"], update["devices"]) == (4, 1)
+    assert update["aliased"] > step["kept"]
+
+
+@ON_JAX
+@pytest.mark.parametrize("rows", [None, 41])
+def test_more_rows_are_more_work(planned, rows):
+    options = () if rows is None else ("--batch-size", str(rows))
+    found = planned("wide", "--target", "cpu:4", *options)
+    rows = rows or 32 * 4
+    # Forward, and backward for each kernel and for the second one's inputs.
+    work = 2 * (2 * 256 * 256 + 3 * 256 * 8) * rows // 4
+    assert found["programs"][0]["flops"] == pytest.approx(work, rel=0.02)
+
+
+@ON_JAX
+@pytest.mark.parametrize("model", ["sparse", "with_data"])
+def test_batches_are_described_for_each_kind_of_model(planned, model):
+    found = planned(model, "--target", "cpu:2", "--batch-size", "10")
+    sizes = {
+        "sparse": 3 * 4 + 4 * 4 + 4 + 2 * 4,  # a row's inputs and labels
+        "with_data": 6 * 4 + 3 * 4,
+    }
+    assert found["programs"][0]["batch"] == 5 * sizes[model]
+
+
+@ON_JAX
+def test_nothing_is_left_behind(planned):
+    planned("wide", "--target", "cpu:2x2")
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    loss = model.fit(np.ones((6, 2)), np.ones((6, 1)), verbose=0)
+    assert np.isfinite(loss.history["loss"][0])
+
+
+@ON_JAX
+def test_tables_say_what_the_json_has(invoke):
+    result = invoke("--model", "models_for_targets:wide", "--target", "cpu:4")
+    assert result.exit_code == 0, result.output
+    for words in (
+        "compiled for cpu:1x4",
+        "train_step: memory",
+        "4 x cpu",
+        "all-reduce",
+        "Compiled in",
+    ):
+        assert words in " ".join(result.stdout.split())
+
+
+@ON_JAX
+@pytest.mark.parametrize(
+    "model, words",
+    [
+        ("uncompiled", "must return a compiled model"),
+        ("without_sizes", "the size of a batch is not known"),
+        ("open_sizes", "shapes [(None, None, 4)]"),
+        ("wrong_labels", "can't be traced for a batch of shapes"),
+        ("eager", "there is nothing to compile"),
+    ],
+)
+def test_models_that_can_not_be_compiled(refused, model, words):
+    spec = f"models_for_targets:{model}"
+    assert words in refused("--model", spec, "--target", "cpu:2")
+
+
+@pytest.mark.runs_on("torch")
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--target", "h100:8"), "Say which one with --model"),
+        (("--target", "h300:8"), "there is no such target"),
+        (("--target", "h100"), "there is no such target"),
+        (("--target", "h100:2x2x2"), "devices, or hosts x devices"),
+        (("--target", "v5e:8"), "two or three sides of a slice"),
+        (("--target", "cpu:200x200"), "too many devices"),
+        (("--target", "cpu:2", "--devices", "3"), "Leave --devices out"),
+        (("--target", "cpu:2", "--params", "7e9"), "Leave --params out"),
+        (("--target", "cpu:2", "--parameter-devices", "2"), "a target has one"),
+        (("--params", "9", "--batch-size", "3"), "it is for --target"),
+    ],
+)
+def test_options_that_do_not_go_together(refused, options, words):
+    if "--target" in options and "--model" not in words:
+        options = ("--model", "models_for_targets:wide", *options)
+    assert words in refused(*options)
+
+
+@ON_JAX
+def test_a_strategy_with_one_worker_on_several_hosts(refused):
+    words = refused(
+        *("--model", "models_for_targets:wide", "--target", "cpu:2x2"),
+        *("--strategy", "mirrored"),
+    )
+    assert "with 2 hosts. Choose --strategy multi-worker" in words
+
+
+@ON_JAX
+def test_a_compiler_that_is_not_installed(refused, monkeypatch):
+    from keras_dist_jax import machines
+
+    monkeypatch.setattr(machines, "find_spec", lambda name: None)
+    spec = ("--model", "models_for_targets:wide")
+    for target in ("h100:8", "v5e:4x4"):
+        words = refused(*spec, "--target", target)
+        assert "pip install 'keras-dist[targets]'" in words
+
+
+@pytest.mark.only_on("torch", "tensorflow", reason="JAX compiles for targets.")
+def test_other_backends_say_which_one_compiles(refused):
+    spec = ("--model", "models_for_targets:wide")
+    assert "Expected: --backend jax" in refused(*spec, "--target", "h100:8")
+
+
+@pytest.mark.runs_on("torch")
+def test_kinds_are_listed_without_a_framework():
+    code = (
+        "import sys\n"
+        "from keras_dist.cli.main import app\n"
+        "try:\n"
+        "    app(['plan', '--target', 'list'])\n"
+        "finally:\n"
+        "    print({'jax', 'keras', 'torch', 'tensorflow'} & {*sys.modules})\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    *table, modules = run.stdout.splitlines()
+    assert modules == "set()"
+    for kind in KINDS:
+        assert any(line.startswith(kind) for line in table)
+
+
+@pytest.mark.runs_on("torch")
+@pytest.mark.parametrize(
+    "text, name",
+    [
+        ("h100:8", "h100:1x8"),
+        ("H100:4x8", "h100:4x8"),
+        (" v5e:16x16 ", "v5e:16x16"),
+        ("v5p:2x2x2", "v5p:2x2x2"),
+        ("cpu:3", "cpu:1x3"),
+    ],
+)
+def test_targets_are_read_as_people_write_them(text, name):
+    assert str(read_target(text)) == name
