@@ -309,3 +309,26 @@ def test_kinds_are_listed_without_a_framework():
 )
 def test_targets_are_read_as_people_write_them(text, name):
     assert str(read_target(text)) == name
+
+
+@pytest.mark.runs_on("torch")
+def test_log_information_is_held_back_and_nothing_else():
+    code = (
+        "import os, sys\n"
+        "from keras_dist.cli.log_noise import without_log_noise\n"
+        "with without_log_noise():\n"
+        "    print('from Python', file=sys.stderr)\n"
+        "    os.write(2, b'I0000 00:00:1.5 7 a.cc:31] information\\n')\n"
+        "    os.write(2, b'E0000 00:00:1.5 7 b.cc:9] an error\\n')\n"
+        "    os.write(2, b'Illegal instruction\\n')\n"
+        "print('after', file=sys.stderr)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert run.stderr.splitlines() == [
+        "from Python",
+        "E0000 00:00:1.5 7 b.cc:9] an error",
+        "Illegal instruction",
+        "after",
+    ]
