@@ -193,8 +193,8 @@ print(plan("--params", "7e9", "--dtype", "bfloat16", "--devices", "8"))
 
 # %% [markdown]
 # Arithmetic does not know the activations. JAX can tell them: `keras-dist plan
-# --target h100:8 --model my_models:make` compiles the step of your own model for
-# 8 GPUs that need not be here. It says how much memory the step needs.
+# --target h100:8 --model my_models:make` compiles the step of your own model
+# for 8 GPUs that need not be here. It says how much memory the step needs.
 # README describes it.
 #
 # `--json -` prints the numbers. The picture shows what a device that computes
