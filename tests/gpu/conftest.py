@@ -1,0 +1,61 @@
+"""One GPU, or in a rehearsal CPU devices that stand in for it.
+
+This folder can run without the `conftest.py` above it, as `python -m gpu` does:
+that one makes virtual CPU devices and lets XLA optimize nothing.
+"""
+
+import contextlib
+import importlib.util
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from gpu import lines  # noqa: E402
+from gpu import places  # noqa: E402
+
+places.set_environment()
+
+if importlib.util.find_spec("torch") and importlib.util.find_spec("tensorflow"):
+    # The two only live in one process in this order.
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+
+import keras  # noqa: E402
+import pytest  # noqa: E402
+
+from gpu import facts as gpu_facts  # noqa: E402
+from gpu.facts import facts  # noqa: E402, F401
+
+
+def pytest_configure(config):
+    noting = gpu_facts.Facts(lines.path())
+    config.stash[gpu_facts.KEY] = noting
+    config.pluginmanager.register(noting)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _gpu():
+    """Skips all of the folder where there is no GPU, with one sentence."""
+    missing = places.lack(1)
+    if missing:
+        pytest.skip(
+            f"{missing} `python -m gpu --rehearse` tries the checks without."
+        )
+
+
+@pytest.fixture(autouse=True)
+def _copies_are_made(monkeypatch):
+    """Makes devices of different names count as apart on PyTorch's one CPU."""
+    if places.IS_REHEARSAL and keras.backend.backend() == "torch":
+        from keras_dist_torch import transfers
+
+        monkeypatch.setattr(
+            transfers, "are_apart", lambda here, there: here != there
+        )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _fresh_keras_session():
+    yield
+    keras.utils.clear_session()
