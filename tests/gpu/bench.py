@@ -1,4 +1,4 @@
-"""Runs `keras-dist bench` in a process of its own, and reads its numbers."""
+"""Runs `keras-dist bench fit` in its own process, and reads the numbers."""
 
 import json
 import os
@@ -10,30 +10,28 @@ import numpy as np
 
 from gpu import places
 
+MODELS = ("small",) if places.IS_REHEARSAL else ("small", "medium")
+FEW = ("--rounds", "5", "--block-ms", "20") if places.IS_REHEARSAL else ()
 # So many times is a measurement repeated that was only noise.
 TRIES = 1 if places.IS_REHEARSAL else 3
 
 
-def measured(folder, command, *arguments, replicas=1):
+def measured(folder, replicas=1):
     """Returns the settings of a benchmark's JSON, one for each model.
 
     Args:
         folder: `pathlib.Path` for the JSON.
-        command: String, `"fit"` or `"loops"`.
-        *arguments: Strings, further arguments.
         replicas: Integer, the number of replicas.
     """
     path = folder / "bench.json"
-    few = ("--rounds", "5", "--block-ms", "20") if places.IS_REHEARSAL else ()
     names = places.FOR_NUMBERS_ONLY
     environment = {k: v for k, v in os.environ.items() if k not in names}
     done = subprocess.run(
         [
-            *(sys.executable, "-P", "-m", "keras_dist.cli", "bench", command),
+            *(sys.executable, "-P", "-m", "keras_dist.cli", "bench", "fit"),
             *("--device", places.KIND, "--replicas", str(replicas)),
             *("--backend", keras.backend.backend(), "--json", str(path)),
-            *few,
-            *arguments,
+            *("--models", ",".join(MODELS), *FEW),
         ],
         env=environment,
         capture_output=True,

@@ -11,8 +11,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from gpu import lines  # noqa: E402
-from gpu import places  # noqa: E402
+from gpu import lines
+from gpu import places
 
 places.set_environment()
 

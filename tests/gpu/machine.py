@@ -23,7 +23,9 @@ def gpus():
 
 
 def _gpu(line):
-    name, driver, memory, capability = (part.strip() for part in line.split(","))
+    name, driver, memory, capability = (
+        part.strip() for part in line.split(",")
+    )
     size, unit = memory.split()
     assert unit == "MiB"
     return {

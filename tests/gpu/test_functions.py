@@ -57,11 +57,10 @@ def looped(strategy, scans):
         found = keras_dist.scan_steps(train_step, iter(data), STEPS)
         losses = strategy.reduce("SUM", found, axis=None)
     else:
+        found = [strategy.run(train_step, args) for args in data]
         losses = [
-            models.to_numpy(
-                strategy.reduce("SUM", strategy.run(train_step, args), axis=None)
-            )
-            for args in data
+            models.to_numpy(strategy.reduce("SUM", each, axis=None))
+            for each in found
         ]
     return np.asarray(models.to_numpy(losses)), model
 

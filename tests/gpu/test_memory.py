@@ -10,6 +10,10 @@ from gpu import models
 from gpu import places
 
 PARAMETERS = 200_000 if places.IS_REHEARSAL else 50_000_000
+pytestmark = pytest.mark.skipif(
+    places.IS_REHEARSAL and keras.backend.backend() == "tensorflow",
+    reason="TensorFlow does not tell what memory a CPU holds.",
+)
 # Runtimes keep small buffers of their own.
 ROOM = 2**17
 GROWTH = 2**16
@@ -44,10 +48,6 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.skipif(
-    places.IS_REHEARSAL and keras.backend.backend() == "tensorflow",
-    reason="TensorFlow does not tell what memory a CPU holds.",
-)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_500_steps_take_no_more_memory(name, facts):
     with STRATEGIES[name]().scope():

@@ -1,6 +1,7 @@
 """Two GPUs: Mirrored, sharded state, workers over NCCL, and the time."""
 
 import keras
+import numpy as np
 import pytest
 
 import keras_dist
@@ -65,8 +66,8 @@ def test_sharded_state_takes_less_memory(facts):
                 [keras.Input((256,)), keras.layers.Dense(1024)]
             )
             model.compile("adam", "mse")
-        x = models.np.ones((8, 256), "float32")
-        model.fit(x, models.np.ones((8, 1024), "float32"), verbose=0)
+        x = np.ones((8, 256), "float32")
+        model.fit(x, np.ones((8, 1024), "float32"), verbose=0)
         held[state] = memory.held(model) - before
         facts.measured(f"bytes on a GPU of two, {state}", held[state], "bytes")
         del model
@@ -98,7 +99,7 @@ def test_workers(state):
 
 def test_time(tmp_path, facts):
     """Notes the times of two GPUs beside one, and beside the framework's."""
-    for setting in bench.measured(tmp_path, "fit", replicas=2):
+    for setting in bench.measured(tmp_path, replicas=2):
         bench.note(facts, setting, "Keras")
         assert setting["devices"] == places.devices(2)
         if facts.is_shown(

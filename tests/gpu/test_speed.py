@@ -12,13 +12,13 @@ MOST = 1.02
 def settings(tmp_path_factory):
     """What `bench fit` measured last, by model."""
     for _ in range(bench.TRIES):
-        found = bench.measured(tmp_path_factory.mktemp("bench"), "fit")
+        found = bench.measured(tmp_path_factory.mktemp("bench"))
         if not any(map(bench.is_noise, found)):
             break
     return {setting["model"]: setting for setting in found}
 
 
-@pytest.mark.parametrize("model", ["small", "medium"])
+@pytest.mark.parametrize("model", bench.MODELS)
 def test_time(model, settings, facts):
     setting = settings[model]
     bench.note(facts, setting, "Keras")
@@ -32,7 +32,7 @@ def test_time(model, settings, facts):
         assert ratio <= MOST, f"A/A is {setting['noise']['median']:.3f}."
 
 
-@pytest.mark.parametrize("model", ["small", "medium"])
+@pytest.mark.parametrize("model", bench.MODELS)
 def test_python_calls(model, settings):
     calls = settings[model]["counts"]["calls"]
     assert 0 < calls["ours"] <= calls["Keras"]

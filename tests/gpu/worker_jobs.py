@@ -1,7 +1,6 @@
 """Functions that workers run, each in a process of its own."""
 
 import keras_dist
-from gpu import models
 from gpu import numbers
 
 
