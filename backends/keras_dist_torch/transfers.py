@@ -127,6 +127,13 @@ def sent_together(
     return arrangement.views(arrangement.send(flat, device))
 
 
+def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
+    """Makes a tensor of numbers, without waiting for a GPU's work so far."""
+    # A copy from memory that is not pinned waits for it.
+    here = torch.tensor(numbers, pin_memory=device.type == "cuda")
+    return here.to(device, non_blocking=True)
+
+
 class Transfers:
     """Copies of one round between `home` and the devices in `away`, if any."""
 

@@ -115,6 +115,31 @@ def test_nccl_takes_gpus_on_every_worker():
     assert found == [("ProcessGroupGloo", 2.0)] * 2
 
 
+def test_workers_that_share_a_gpu_use_gloo():
+    """NCCL would refuse them when the first value is sent."""
+    found = keras_dist.launch(
+        count_jobs.where_workers_share_a_gpu,
+        ("AUTO",),
+        workers=2,
+        devices=1,
+        timeout=200,
+    )
+    assert found == [("ProcessGroupGloo", 2.0)] * 2
+
+
+def test_nccl_for_workers_that_share_a_gpu_is_refused():
+    found = keras_dist.launch(
+        count_jobs.where_workers_share_a_gpu,
+        ("NCCL",),
+        workers=2,
+        devices=1,
+        timeout=200,
+    )
+    for text in found:
+        assert "share a GPU" in text
+        assert "GPU-1" in text
+
+
 def _has_address(host):
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
