@@ -1,7 +1,7 @@
 """One GPU, or in a rehearsal CPU devices that stand in for it.
 
-This folder can run without the `conftest.py` above it, as `python -m gpu` does:
-that one makes virtual CPU devices and lets XLA optimize nothing.
+`python -m gpu` runs this folder without the `conftest.py` above it, which makes
+virtual CPU devices and lets XLA optimize nothing. Under that one it is skipped.
 """
 
 import contextlib
@@ -14,7 +14,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from gpu import lines
 from gpu import places
 
-places.set_environment()
+# The other `conftest.py` has imported it.
+IS_ALONE = "divided" not in sys.modules
+if IS_ALONE:
+    places.set_environment()
 
 if importlib.util.find_spec("torch") and importlib.util.find_spec("tensorflow"):
     # The two only live in one process in this order.
@@ -36,12 +39,15 @@ def pytest_configure(config):
 
 @pytest.fixture(autouse=True, scope="session")
 def _gpu():
-    """Skips all of the folder where there is no GPU, with one sentence."""
+    """Skips all of the folder where it can't run, with one sentence."""
+    if not IS_ALONE:
+        pytest.skip(
+            "The checks of a GPU have settings of their own: run `python -m "
+            "gpu` in `tests/`, with `--rehearse` where there is no GPU."
+        )
     missing = places.lack(1)
     if missing:
-        pytest.skip(
-            f"{missing} `python -m gpu --rehearse` tries the checks without."
-        )
+        pytest.skip(f"{missing} `--rehearse` tries the checks without.")
 
 
 @pytest.fixture(autouse=True)

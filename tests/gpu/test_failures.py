@@ -32,7 +32,7 @@ class Refusing(keras.layers.Layer):
 
     def call(self, x):
         rows = x.shape[0]
-        if places.IS_REHEARSAL and rows is not None and rows > TOO_MANY:
+        if places.IS_REHEARSAL and isinstance(rows, int) and rows > TOO_MANY:
             raise MemoryError("Out of memory, in a rehearsal.")
         return x
 
