@@ -9,10 +9,11 @@ import importlib.util
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
 
-from gpu import lines
-from gpu import places
+from gpu import lines  # noqa: E402
+from gpu import places  # noqa: E402
 
 # The other `conftest.py` has imported it.
 IS_ALONE = "divided" not in sys.modules
@@ -37,17 +38,26 @@ def pytest_configure(config):
     config.pluginmanager.register(noting)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _gpu():
-    """Skips all of the folder where it can't run, with one sentence."""
+def pytest_collection_modifyitems(config, items):
+    """Where the folder can't run, one test is left, which says so."""
+    reason = _lack()
+    own = [item for item in items if HERE in item.path.parents]
+    if not own or not reason:
+        return
+    own[0].add_marker(pytest.mark.skip(reason=reason))
+    config.hook.pytest_deselected(items=own[1:])
+    items[:] = [item for item in items if item not in own[1:]]
+
+
+def _lack():
+    """Returns the sentence that says why the folder can't run, or `""`."""
     if not IS_ALONE:
-        pytest.skip(
+        return (
             "The checks of a GPU have settings of their own: run `python -m "
             "gpu` in `tests/`, with `--rehearse` where there is no GPU."
         )
     missing = places.lack(1)
-    if missing:
-        pytest.skip(f"{missing} `--rehearse` tries the checks without.")
+    return missing and f"{missing} `--rehearse` tries the checks without."
 
 
 @pytest.fixture(autouse=True)

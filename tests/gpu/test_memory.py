@@ -1,6 +1,5 @@
 """The bytes of a GPU: planned and measured, and the same after many steps."""
 
-import keras
 import pytest
 
 import keras_dist
@@ -10,10 +9,6 @@ from gpu import models
 from gpu import places
 
 PARAMETERS = 200_000 if places.IS_REHEARSAL else 50_000_000
-pytestmark = pytest.mark.skipif(
-    places.IS_REHEARSAL and keras.backend.backend() == "tensorflow",
-    reason="TensorFlow does not tell what memory a CPU holds.",
-)
 # Runtimes keep small buffers of their own.
 ROOM = 2**17
 GROWTH = 2**16
