@@ -48,7 +48,7 @@ class TorchWorkers(Workers):
         self._has_lost = False
         own = ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
         self.store, words = rendezvous(cluster, self._timeout, " ".join(own))
-        self._is_nccl = _may_use_nccl([word.split() for word in words], options)
+        self._is_nccl = may_use_nccl([word.split() for word in words], options)
         with self._named():
             self.group = self._group()
         self._beats = Heartbeats(
@@ -244,7 +244,7 @@ def own_gpus() -> list[str]:
     ]
 
 
-def _may_use_nccl(
+def may_use_nccl(
     words: Sequence[Sequence[str]], options: CommunicationOptions
 ) -> bool:
     """Returns whether all workers use NCCL, from each one's means and GPUs."""

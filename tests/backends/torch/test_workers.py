@@ -119,7 +119,6 @@ def test_workers_that_share_a_gpu_use_gloo():
     """NCCL would refuse them when the first value is sent."""
     found = keras_dist.launch(
         count_jobs.where_workers_share_a_gpu,
-        ("AUTO",),
         workers=2,
         devices=1,
         timeout=200,
@@ -128,16 +127,13 @@ def test_workers_that_share_a_gpu_use_gloo():
 
 
 def test_nccl_for_workers_that_share_a_gpu_is_refused():
-    found = keras_dist.launch(
-        count_jobs.where_workers_share_a_gpu,
-        ("NCCL",),
-        workers=2,
-        devices=1,
-        timeout=200,
-    )
-    for text in found:
-        assert "share a GPU" in text
-        assert "GPU-1" in text
+    asked = keras_dist.CommunicationOptions(implementation="NCCL")
+    shared = [["nccl", "GPU-1", "GPU-2"], ["nccl", "GPU-2"]]
+    with pytest.raises(keras_dist.ClusterError, match="share a GPU.*GPU-2"):
+        workers.may_use_nccl(shared, asked)
+    apart = [["nccl", "GPU-1"], ["nccl", "GPU-2"]]
+    assert workers.may_use_nccl(apart, asked)
+    assert not workers.may_use_nccl([["nccl", "GPU-1"], ["gloo"]], asked)
 
 
 def _has_address(host):
