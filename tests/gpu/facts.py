@@ -14,8 +14,17 @@ import pytest
 from gpu import lines
 from gpu import places
 
-PACKAGES = ("keras", "keras-dist", "numpy", "jax", "jaxlib", "torch")
-PACKAGES = (*PACKAGES, "tensorflow")
+PACKAGES = (
+    "keras",
+    "keras-dist",
+    "numpy",
+    "jax",
+    "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+    "torch",
+    "tensorflow",
+)
 
 
 class Facts:
@@ -54,7 +63,7 @@ class Facts:
             kind="session",
             backend=keras.backend.backend(),
             python=platform.python_version(),
-            versions=_versions(),
+            versions=_versions() | _cuda(),
             devices=places.num_devices(),
             is_rehearsal=places.IS_REHEARSAL,
         )
@@ -90,6 +99,15 @@ def _versions():
         except PackageNotFoundError:
             continue
     return found
+
+
+def _cuda():
+    """Returns the version of CUDA that PyTorch was built for, if any."""
+    if keras.backend.backend() != "torch":
+        return {}
+    import torch
+
+    return {"CUDA of torch": torch.version.cuda or "none"}
 
 
 @pytest.fixture
