@@ -60,21 +60,29 @@ def install_updates() -> None:
         cls.apply = _waiting(cls.apply)
 
 
+def _build(optimizer: Any, variables: list[Any]) -> None:
+    """Makes an optimizer's variables, whose initial values wait for nothing."""
+    # Among the operations that wait for the gradients, they could not be made
+    # before the step runs, which XLA needs.
+    names = keras.name_scope(optimizer.name)
+    if not inlines() or current_replica() is not None:
+        with names:
+            optimizer.build(variables)
+        return
+    # The gradients may be in a loop.
+    with tf.init_scope(), tf.device(variables[0].value.device), names:
+        optimizer.build(variables)
+
+
 def _waiting(original: Any) -> Any:
     @functools.wraps(original)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         if tf.executing_eagerly():
             original(self, grads, trainable_variables)
             return
-        is_outside = inlines() and current_replica() is None
-        if trainable_variables and not self.built and is_outside:
+        if trainable_variables and not self.built:
             trainable_variables = list(trainable_variables)
-            device = trainable_variables[0].value.device
-            # In the graph, initial values would wait for the gradients, which
-            # may be in a loop.
-            names = keras.name_scope(self.name)
-            with tf.init_scope(), tf.device(device), names:
-                self.build(trainable_variables)
+            _build(self, trainable_variables)
         own = self.variables
         if not own or "distribute_strategy" not in vars(own[0]):
             original(self, grads, trainable_variables)

@@ -13,6 +13,7 @@ from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist_torch.gradients import after_accumulation
 from keras_dist_torch.gradients import weighted_sum
+from keras_dist_torch.transfers import numbers_on
 from keras_dist_torch.workers import TorchWorkers
 
 # Bytes of a bucket, unless options set them.
@@ -73,7 +74,7 @@ class Bucket:
             else gradient.detach().reshape(-1).to(dtype)
             for gradient, (shape, _) in zip(gradients, self._likes, strict=True)
         ]
-        flat = torch.cat([*parts, torch.tensor(flags, device=device).to(dtype)])
+        flat = torch.cat([*parts, numbers_on(device, flags).to(dtype)])
         wire = workers.options.dtype
         if wire is not None and dtype == torch.float32:
             flat = flat.to(getattr(torch, wire))

@@ -22,6 +22,7 @@ from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import forget_parameter
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.keras_internals import tensor_of
+from keras_dist_torch.transfers import numbers_on
 from keras_dist_torch.workers import TorchWorkers
 
 # Attribute of a variable: its `Pieces`.
@@ -300,7 +301,8 @@ class WorkerParts(OptimizerParts):
         workers, local = self.places.workers, len(self.places.devices)
         assert workers is not None
         count = workers.cluster.num_workers
-        flags = rows.new_tensor(has).expand(count, len(has))
+        flags = numbers_on(rows.device, has).to(rows.dtype)
+        flags = flags.expand(count, len(has))
         sent = torch.cat([rows.reshape(count, -1), flags], dim=1)
         own = workers.scatter_sum(sent)
         numbers = own[own.numel() - len(has) :]

@@ -78,6 +78,7 @@ class Pack:
         self._arrangement = Arrangement(parameters)
         self._flat = self._arrangement.allocate(device)
         self._variables = [weakref.ref(variable) for variable in variables]
+        self.are_weights = [variable.trainable for variable in variables]
         self._addresses = []
         views = self._arrangement.views(self._flat)
         each = zip(variables, parameters, views, strict=True)
@@ -127,6 +128,13 @@ def sent_together(
     return arrangement.views(arrangement.send(flat, device))
 
 
+def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
+    """Makes a tensor of numbers, without waiting for a GPU's work so far."""
+    # A copy from memory that is not pinned waits for it.
+    here = torch.tensor(numbers, pin_memory=device.type == "cuda")
+    return here.to(device, non_blocking=True)
+
+
 class Transfers:
     """Copies of one round between `home` and the devices in `away`, if any."""
 
@@ -164,12 +172,16 @@ class Transfers:
         if before[index] != parameter._version:
             # A meeting has changed metric states, or updated variables. The
             # replica may be reading the other copies: they are not replaced.
-            now = pack.versions()
-            changed = [i for i, own in enumerate(now) if own != before[i]]
+            # Metrics are read after the update: with them, no weights are sent.
+            now, kinds = pack.versions(), pack.are_weights
+            changed = [
+                i
+                for i, own in enumerate(now)
+                if own != before[i] and kinds[i] == kinds[index]
+            ]
             copies = pack.send_some(changed, device)
             for i, copy in zip(changed, copies, strict=True):
-                views[i] = copy
-            sent[pack] = views, now
+                views[i], before[i] = copy, now[i]
             _note(device, self._pending)
         return views[index]
 

@@ -40,15 +40,15 @@ _SUMMED_AS = {
 
 
 class TorchWorkers(Workers):
-    """Collectives over gloo, or NCCL where every worker has GPUs."""
+    """Collectives over NCCL if each worker has its own GPUs, else over gloo."""
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
         self._has_lost = False
-        own = "nccl" if _wants_nccl(options.implementation) else "gloo"
-        self.store, means = rendezvous(cluster, self._timeout, own)
-        self._is_nccl = set(means) == {"nccl"}
+        own = ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
+        self.store, words = rendezvous(cluster, self._timeout, " ".join(own))
+        self._is_nccl = may_use_nccl([word.split() for word in words], options)
         with self._named():
             self.group = self._group()
         self._beats = Heartbeats(
@@ -76,9 +76,17 @@ class TorchWorkers(Workers):
         settings._timeout = datetime.timedelta(seconds=self._timeout)
         return kind(store, cluster.index, cluster.num_workers, settings)
 
+    def _sendable(self, tensors: Sequence[Any]) -> list[Any]:
+        """Moves tensors of the host to the primary GPU for NCCL."""
+        if not self._is_nccl:
+            return list(tensors)
+        return [each.cuda() if each.is_cpu else each for each in tensors]
+
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         return in_packs(
-            self._sum_of_one_dtype, packs([t.dtype for t in tensors]), tensors
+            self._sum_of_one_dtype,
+            packs([t.dtype for t in tensors]),
+            self._sendable(tensors),
         )
 
     def _sum_of_one_dtype(self, tensors: list[torch.Tensor]) -> list[Any]:
@@ -135,7 +143,7 @@ class TorchWorkers(Workers):
         return arrived
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        packed = _bytes_of(tensors)
+        packed = _bytes_of(self._sendable(tensors))
         outputs = [
             torch.empty_like(packed) for _ in range(self.cluster.num_workers)
         ]
@@ -144,7 +152,7 @@ class TorchWorkers(Workers):
         return [_tensors_of(each, tensors) for each in outputs]
 
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
-        packed = _bytes_of(tensors)
+        packed = _bytes_of(self._sendable(tensors))
         if packed.numel():
             with self._named():
                 self.group.broadcast([packed]).wait()
@@ -227,9 +235,36 @@ def _has_nccl() -> bool:
     return bool(torch.cuda.is_available() and dist.is_nccl_available())
 
 
-def _wants_nccl(implementation: CommunicationImplementation) -> bool:
+def own_gpus() -> list[str]:
+    """Returns names of this worker's GPUs, which no other GPU has."""
+    count = torch.cuda.device_count()
+    return [
+        str(torch.cuda.get_device_properties(index).uuid)
+        for index in range(count)
+    ]
+
+
+def may_use_nccl(
+    words: Sequence[Sequence[str]], options: CommunicationOptions
+) -> bool:
+    """Returns whether all workers use NCCL, from each one's means and GPUs."""
+    if {means for means, *_ in words} != {"nccl"}:
+        return False
+    names = [name for _, *own in words for name in own]
+    shared = sorted({name for name in names if names.count(name) > 1})
+    if shared and options.implementation is CommunicationImplementation.NCCL:
+        raise ClusterError(
+            "NCCL refuses workers that share a GPU. Received: "
+            f"implementation=NCCL, and several workers that see "
+            f"{', '.join(shared)}. Expected: AUTO or RING, or a GPU for each "
+            "worker, for instance with CUDA_VISIBLE_DEVICES."
+        )
+    return not shared
+
+
+def _wants_nccl(options: CommunicationOptions) -> bool:
     """Returns whether this worker uses NCCL, if all the others do."""
-    has_nccl = _has_nccl()
+    implementation, has_nccl = options.implementation, _has_nccl()
     if implementation is CommunicationImplementation.NCCL and not has_nccl:
         raise ClusterError(
             "NCCL needs GPUs. Received: implementation=NCCL on a worker "

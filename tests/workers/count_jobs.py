@@ -281,3 +281,14 @@ def where_the_chief_has_gpus():
     strategy = keras_dist.MultiWorkerMirroredStrategy()
     group = get_backend()._workers.group
     return type(group).__name__, float(strategy.reduce("SUM", 1.0, axis=None))
+
+
+def where_workers_share_a_gpu():
+    """The process group, and a sum, if all workers see the same GPU."""
+    from keras_dist_torch import workers
+
+    workers._has_nccl = lambda: True
+    workers.own_gpus = lambda: ["GPU-1"]
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    group = get_backend()._workers.group
+    return type(group).__name__, float(strategy.reduce("SUM", 1.0, axis=None))

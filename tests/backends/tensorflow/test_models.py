@@ -407,3 +407,22 @@ def test_a_step_that_fails_while_it_runs_assigns_nothing(num_replicas):
     for variable, want in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), want)
     model.fit(X, Y, **FIT)
+
+
+def test_xla_compiles_a_step_that_builds_its_optimizer():
+    """One device trains as plain Keras does, from the first step on."""
+
+    def trained(scope):
+        keras.utils.set_random_seed(3)
+        with scope:
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            model.compile(optimizer, "mse", jit_compile=True)
+        x = np.arange(12, dtype="float32").reshape(4, 3) / 12
+        model.fit(x, x[:, :2], batch_size=2, shuffle=False, verbose=0)
+        return [*model.get_weights(), *map(np.asarray, optimizer.variables)]
+
+    plain = trained(contextlib.nullcontext())
+    found = trained(keras_dist.OneDeviceStrategy("cpu:0").scope())
+    for got, want in zip(found, plain, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)

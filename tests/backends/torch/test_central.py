@@ -163,6 +163,33 @@ def assert_moved(traffic, model, num_replicas):
     assert traffic.single == []
 
 
+def test_weights_are_sent_once_a_step_of_fit(monkeypatch):
+    """The loss is read after the update: only its state is sent again."""
+    with central(1).scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(99)])
+        model.compile("adam", "mse")
+    y = np.zeros((40, 99), "float32")
+
+    def fit(steps):
+        model.fit(X[: 4 * steps], y[: 4 * steps], batch_size=4, verbose=0)
+
+    fit(2)
+    # Counted here, because `Traffic` hides in-place changes of lists.
+    pieces = []
+    send = transfers.Arrangement.send
+
+    def counted(self, flat, device):
+        pieces.append(flat.nbytes)
+        return send(self, flat, device)
+
+    monkeypatch.setattr(transfers.Arrangement, "send", counted)
+    fit(3)
+    trained = num_bytes(model.trainable_variables)
+    large = [each for each in pieces if each >= trained]
+    assert len(large) == 2 * 3
+    assert sum(pieces) < 1.2 * sum(large)
+
+
 def test_many_gradients_come_back_in_pieces(traffic_of, monkeypatch):
     def trained():
         keras.utils.set_random_seed(0)

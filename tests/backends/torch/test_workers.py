@@ -115,6 +115,27 @@ def test_nccl_takes_gpus_on_every_worker():
     assert found == [("ProcessGroupGloo", 2.0)] * 2
 
 
+def test_workers_that_share_a_gpu_use_gloo():
+    """NCCL would refuse them when the first value is sent."""
+    found = keras_dist.launch(
+        count_jobs.where_workers_share_a_gpu,
+        workers=2,
+        devices=1,
+        timeout=200,
+    )
+    assert found == [("ProcessGroupGloo", 2.0)] * 2
+
+
+def test_nccl_for_workers_that_share_a_gpu_is_refused():
+    asked = keras_dist.CommunicationOptions(implementation="NCCL")
+    shared = [["nccl", "GPU-1", "GPU-2"], ["nccl", "GPU-2"]]
+    with pytest.raises(keras_dist.ClusterError, match="share a GPU.*GPU-2"):
+        workers.may_use_nccl(shared, asked)
+    apart = [["nccl", "GPU-1"], ["nccl", "GPU-2"]]
+    assert workers.may_use_nccl(apart, asked)
+    assert not workers.may_use_nccl([["nccl", "GPU-1"], ["gloo"]], asked)
+
+
 def _has_address(host):
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:

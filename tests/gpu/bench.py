@@ -1,0 +1,76 @@
+"""Runs `keras-dist bench fit` in its own process, and reads the numbers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+
+from gpu import places
+
+MODELS = ("small",) if places.IS_REHEARSAL else ("small", "medium")
+FEW = ("--rounds", "5", "--block-ms", "20") if places.IS_REHEARSAL else ()
+# So many times is a measurement repeated that was only noise.
+TRIES = 1 if places.IS_REHEARSAL else 3
+
+
+def measured(folder, replicas=1):
+    """Returns the settings of a benchmark's JSON, one for each model.
+
+    Args:
+        folder: `pathlib.Path` for the JSON.
+        replicas: Integer, the number of replicas.
+    """
+    path = folder / "bench.json"
+    names = places.FOR_NUMBERS_ONLY
+    environment = {k: v for k, v in os.environ.items() if k not in names}
+    done = subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "keras_dist.cli", "bench", "fit"),
+            *("--device", places.KIND, "--replicas", str(replicas)),
+            *("--backend", keras.backend.backend(), "--json", str(path)),
+            *("--models", ",".join(MODELS), *FEW),
+        ],
+        env=environment,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=1500,
+    )
+    assert not done.returncode, done.stdout + done.stderr
+    return json.loads(path.read_text())["settings"]
+
+
+def note(facts, setting, base):
+    """Notes a setting's ratios, times and counts for the report."""
+    title = f"{setting['model']}, N={setting['replicas']}"
+    for row in setting["comparisons"]:
+        facts.measured(
+            f"time of {row['name']}, {title}", row["ratio"]["median"], "ratio"
+        )
+    facts.measured(f"A/A, {title}", setting["noise"]["median"], "ratio")
+    for arm, times in setting["times"].items():
+        facts.measured(
+            f"a step of {arm}, {title}", float(np.median(times)), "s"
+        )
+    for arm in ("ours", base):
+        calls = setting["counts"].get("calls", {}).get(arm)
+        if calls is not None:
+            facts.measured(f"Python calls of {arm}, {title}", calls, "calls")
+
+
+def ratio(setting, name):
+    """Returns the median of one comparison, such as `"ours/Keras"`."""
+    (found,) = [
+        row["ratio"]["median"]
+        for row in setting["comparisons"]
+        if row["name"] == name
+    ]
+    return found
+
+
+def is_noise(setting):
+    """Returns whether the machine was too busy to tell anything."""
+    return any(row["verdict"] == "noise" for row in setting["comparisons"])

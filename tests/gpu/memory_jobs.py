@@ -1,0 +1,60 @@
+"""Trains in a process of its own, and counts what the GPU holds."""
+
+import keras
+import numpy as np
+
+import keras_dist
+from gpu import memory
+from gpu import places
+from keras_dist.bench.memory import build_model
+from keras_dist.planning import estimates
+from keras_dist.tools import counting
+
+ROWS = 4
+
+
+def counted(name, num_parameters, optimizer):
+    """Trains for two steps of few rows.
+
+    Returns:
+        Dict of bytes: what was planned and what was measured, between steps
+        and at most.
+    """
+    strategy = {
+        "one device": lambda: keras_dist.OneDeviceStrategy(places.DEVICE),
+        "mirrored": lambda: keras_dist.MirroredStrategy([places.DEVICE]),
+    }[name]()
+    # What a framework allocates for itself at its start is not the model's.
+    warm = build_model(10)
+    warm.fit(*_data(warm), verbose=0)
+    before = memory.held(warm)
+    with strategy.scope():
+        model = build_model(num_parameters)
+        model.compile(optimizer, "mse")
+    x, y = _data(model)
+    memory.reset_peak()
+    model.fit(x, y, batch_size=ROWS, epochs=2, verbose=0)
+    _clear_gradients(model)
+    placement = counting.placement_of(strategy.plan)
+    planned = estimates.memory(counting.load_of(model), placement)
+    own = planned[places.DEVICE]
+    found = {
+        "planned between steps": own.kept,
+        "between steps": memory.held(model) - before,
+        "planned at most": own.most,
+    }
+    if not places.IS_REHEARSAL:
+        found["at most"] = memory.peak() - before
+    return found
+
+
+def _data(model):
+    x = np.random.default_rng(0).normal(size=(ROWS, model.input_shape[-1]))
+    x = x.astype("float32")
+    return x, x
+
+
+def _clear_gradients(model):
+    """Drops the last step's gradients, which Keras on PyTorch keeps."""
+    if keras.backend.backend() == "torch":
+        model.zero_grad()

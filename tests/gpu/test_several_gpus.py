@@ -1,0 +1,119 @@
+"""Two GPUs: Mirrored, sharded state, workers over NCCL, and the time."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_dist
+from gpu import bench
+from gpu import memory
+from gpu import models
+from gpu import numbers
+from gpu import places
+from gpu import worker_jobs
+
+BACKEND = keras.backend.backend()
+NO_SHARDS = "The TensorFlow backend refuses a sharded optimizer state."
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus():
+    missing = places.lack(2)
+    if missing:
+        pytest.skip(missing)
+
+
+def mirrored(**settings):
+    return keras_dist.MirroredStrategy(places.devices(2), **settings)
+
+
+def assert_same_as_plain(model, history, kind):
+    with numbers.plain_keras():
+        expected = numbers.trained(None, kind)
+    numbers.assert_same(
+        numbers.state_of(model, history), numbers.state_of(*expected)
+    )
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_mirrored(kind):
+    model, history = numbers.trained(mirrored(), kind)
+    assert_same_as_plain(model, history, kind)
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason=NO_SHARDS)
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_sharded_state(kind):
+    strategy = mirrored(optimizer_state="sharded")
+    model, history = numbers.trained(strategy, kind)
+    weights = {v.path: models.to_numpy(v) for v in model.weights}
+    with numbers.plain_keras():
+        plain, _ = numbers.trained(None, kind)
+    expected = {v.path: models.to_numpy(v) for v in plain.weights}
+    numbers.assert_same(weights, expected)
+    assert len(history["loss"]) == numbers.EPOCHS
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason=NO_SHARDS)
+def test_sharded_state_takes_less_memory(facts):
+    held = {}
+    for state in ("mirrored", "sharded"):
+        with numbers.plain_keras():
+            empty = keras.Sequential([keras.Input((1,))])
+        before = memory.held(empty)
+        with mirrored(optimizer_state=state).scope():
+            model = keras.Sequential(
+                [keras.Input((256,)), keras.layers.Dense(1024)]
+            )
+            model.compile("adam", "mse")
+        x = np.ones((8, 256), "float32")
+        model.fit(x, np.ones((8, 1024), "float32"), verbose=0)
+        held[state] = memory.held(model) - before
+        facts.measured(f"bytes on a GPU of two, {state}", held[state], "bytes")
+        del model
+    if facts.is_shown(
+        "the bytes that sharding saves", "PyTorch's one CPU holds all parts"
+    ):
+        assert held["sharded"] < 0.75 * held["mirrored"]
+
+
+@pytest.mark.parametrize("state", ["mirrored", "sharded"])
+def test_workers(state):
+    """A worker for each GPU: over NCCL, or gloo in a rehearsal."""
+    if BACKEND == "tensorflow" and state == "sharded":
+        pytest.skip(NO_SHARDS)
+    found = keras_dist.launch(
+        worker_jobs.fit,
+        ("mlp", "AUTO", state),
+        workers=2,
+        devices=1 if places.IS_REHEARSAL else None,
+        timeout=400,
+    )
+    with numbers.plain_keras():
+        plain, history = numbers.trained(None, "mlp")
+    expected = numbers.state_of(plain, history)
+    for values, devices in found:
+        assert devices == [places.DEVICE]
+        numbers.assert_same(values, expected)
+
+
+def test_time(tmp_path, facts):
+    """Notes the times of two GPUs beside one, and beside the framework's."""
+    for setting in bench.measured(tmp_path, replicas=2):
+        bench.note(facts, setting, "Keras")
+        assert setting["devices"] == places.devices(2)
+        if facts.is_shown(
+            f"time beside the framework's own, {setting['model']}",
+            "a rehearsal measures too briefly, and no GPU",
+        ):
+            assert _beside_native(setting) <= 1.05
+
+
+def _beside_native(setting):
+    """Returns the ratio to the framework's own distribution, if it has one."""
+    names = [row["name"] for row in setting["comparisons"]]
+    known = ("ours/DataParallel", "ours/Mirrored", "ours/DDP")
+    return min(
+        (bench.ratio(setting, name) for name in names if name in known),
+        default=0.0,
+    )
