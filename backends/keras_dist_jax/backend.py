@@ -68,7 +68,8 @@ class JaxBackend(
         try:
             jax.config.update("jax_num_cpu_devices", num_devices)
         except RuntimeError as error:  # JAX has started
-            existing = len(jax.local_devices(backend="cpu"))
+            known = jax_devices()
+            existing = sum(device.type == "cpu" for device in known)
             if existing == num_devices:
                 return
             raise VirtualDevicesError(

@@ -11,15 +11,42 @@ from keras_dist.cluster_resolver.environment import integer
 from keras_dist.cluster_resolver.environment import rank_below
 from keras_dist.cluster_resolver.environment import required
 from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.environment.machine import VISIBLE
+from keras_dist.environment.machine import gpus
+from keras_dist.environment.machine import share
 from keras_dist.errors import ClusterError
+
+# Set to the GPUs that a resolver has left this process.
+_TAKEN = "KERAS_DIST_OWN_GPUS"
 
 
 class WorkersResolver(EnvironmentResolver):
     """A resolver for numbered workers, the tasks of one job, `worker`."""
 
+    # Names of variables with a worker's position on its host, and with the
+    # number of workers there, where the launcher leaves all GPUs to each.
+    _local: tuple[tuple[str, str], ...] = ()
+
     def cluster_spec(self) -> ClusterSpec:
         """Returns the workers, as the job `worker`."""
-        return ClusterSpec({"worker": self.addresses()})
+        spec = ClusterSpec({"worker": self.addresses()})
+        self._take_own_gpus()
+        return spec
+
+    def _take_own_gpus(self) -> None:
+        """Hides the GPUs of this host's other workers from the framework."""
+        # Resolvers may be asked again, and there may be several of them.
+        if self._environ.get(_TAKEN) == self._environ.get(VISIBLE, ""):
+            return
+        for rank, size in self._local:
+            number = self._count(size, "the launcher")
+            if number < 2:
+                continue
+            position = self._count(rank, "the launcher")
+            own = share(gpus(self._environ), position, number)
+            if own:
+                self._environ[VISIBLE] = self._environ[_TAKEN] = ",".join(own)
+            return
 
     def own_task(self) -> tuple[str | None, int | None]:
         """Returns `"worker"` and this worker's position."""
@@ -67,6 +94,11 @@ class TorchrunClusterResolver(WorkersResolver):
     worker `i` is given port `MASTER_PORT + 1 + i`. With several hosts, only
     the first worker's host is known, and the other addresses are empty.
 
+    torchrun shows all GPUs of a host to each of its workers. If there are as
+    many as workers, or more, `cluster_spec()` sets `CUDA_VISIBLE_DEVICES` to
+    this worker's share, by `LOCAL_RANK`. It has no effect once the framework
+    uses a GPU.
+
     Raises:
         ClusterError: From methods that need a variable that is absent or
             can't be read.
@@ -81,6 +113,8 @@ class TorchrunClusterResolver(WorkersResolver):
     >>> resolver.cluster_spec()
     ClusterSpec({'worker': ['127.0.0.1:29501', '127.0.0.1:29502']})
     """
+
+    _local = (("LOCAL_RANK", "LOCAL_WORLD_SIZE"),)
 
     def addresses(self) -> list[str]:
         """Returns the workers' addresses, empty where they are unknown."""
@@ -207,6 +241,10 @@ class MPIClusterResolver(WorkersResolver):
     (`PMIX_NAMESPACE` or a similar variable). Set `MASTER_PORT` if those are in
     use.
 
+    If all workers of a host see all of its GPUs, `cluster_spec()` sets
+    `CUDA_VISIBLE_DEVICES` to this worker's share, by
+    `OMPI_COMM_WORLD_LOCAL_RANK` or `MPI_LOCALRANKID`.
+
     Raises:
         ClusterError: From methods that need variables that are absent or can't
             be read.
@@ -221,6 +259,11 @@ class MPIClusterResolver(WorkersResolver):
     >>> resolver.cluster_spec(), resolver.task_id
     (ClusterSpec({'worker': ['10.0.0.1:9000', '']}), 1)
     """
+
+    _local = (
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    )
 
     def addresses(self) -> list[str]:
         """Returns the workers' addresses, empty where they are unknown."""

@@ -7,6 +7,7 @@ from keras_dist.cluster_resolver import MPIClusterResolver
 from keras_dist.cluster_resolver import TorchrunClusterResolver
 from keras_dist.cluster_resolver import cluster_of
 from keras_dist.core.plan import Cluster
+from keras_dist.environment import machine
 from keras_dist.errors import ClusterError
 
 LAUNCHED = {
@@ -23,6 +24,56 @@ TORCHRUN = {
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
 HERE = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-7@1"}
 LEADER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "9000"}
+
+
+IN_MPI = LEADER | {"PMI_RANK": "5", "PMI_SIZE": "6"}
+IN_OPEN_MPI = LEADER | OPEN_MPI
+
+
+@pytest.mark.parametrize(
+    "make, variables, seen, own",
+    [
+        (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, 3, "2"),
+        (TorchrunClusterResolver, {"LOCAL_RANK": "0"}, 8, "0,1"),
+        # The launcher, or the user, has chosen.
+        (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, "7,5,3", "3"),
+        (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, "7", "7"),
+        (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, "-1", "-1"),
+        # They share one, or there is none.
+        (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, 2, None),
+        (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, 0, None),
+        (
+            MPIClusterResolver,
+            IN_OPEN_MPI
+            | {
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            4,
+            "2,3",
+        ),
+        (
+            MPIClusterResolver,
+            IN_MPI | {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+            2,
+            "1",
+        ),
+        (MPIClusterResolver, IN_MPI, 2, None),
+    ],
+)
+def test_each_worker_takes_its_own_gpus(
+    environ, monkeypatch, make, variables, seen, own
+):
+    if make is TorchrunClusterResolver:
+        variables = TORCHRUN | variables
+    environ.update(variables)
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if isinstance(seen, str):
+        environ["CUDA_VISIBLE_DEVICES"] = seen
+    monkeypatch.setattr(machine, "listed_gpus", lambda: (int(seen), None))
+    for _ in range(2):  # the second one finds what the first one has set
+        make().cluster_spec()
+        assert environ.get("CUDA_VISIBLE_DEVICES") == own
 
 
 def _spec(resolver, *addresses):
