@@ -9,6 +9,9 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | `jax._src.array.ArrayImpl` | an array that JAX may move; public ways copy |
 | `jax.interpreters.partial_eval.dce_jaxpr` | the part of a program that some |
 | | of its results need |
+| `jax.extend.core.ClosedJaxpr` | a program with the values of its constants, |
+| | in JAX 0.10; later, each `Jaxpr` has them |
+| the parameters of a `scan`'s equation | what stays, is carried, or is cut |
 | `jax._src.dispatch.runtime_tokens` | the error of a callback, which JAX |
 | | raises again at each `jax.effects_barrier` |
 
@@ -17,10 +20,12 @@ slower.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend import core
 from jax.interpreters import partial_eval
 
 try:
@@ -75,7 +80,45 @@ def uncommitted(array: Any) -> Any:
     return ArrayImpl(array.aval, array.sharding, [array], committed=False)
 
 
-def needed_for(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
+_Closed: type[Any] = getattr(core, "ClosedJaxpr", core.Jaxpr)
+
+
+def is_program(value: Any) -> bool:
+    """Tells whether a value is a program, with its constants or without."""
+    return isinstance(value, (_Closed, core.Jaxpr))
+
+
+def _is_pair(program: Any) -> bool:
+    """Tells whether a program keeps its constants beside its equations."""
+    return isinstance(program, _Closed) and not isinstance(program, core.Jaxpr)
+
+
+def opened(program: Any) -> Any:
+    """Returns the object that has a program's equations and variables."""
+    return program.jaxpr if _is_pair(program) else program
+
+
+def with_parts(program: Any, **parts: Any) -> Any:
+    """Returns a program with other equations, inputs or results.
+
+    Its constants stay.
+    """
+    if _is_pair(program):
+        return core.ClosedJaxpr(program.jaxpr.replace(**parts), program.consts)
+    return program.replace(**parts)
+
+
+def needed_for(program: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
     """Extracts a program's part for some results; tells what it takes."""
-    part, inputs = partial_eval.dce_jaxpr(jaxpr, outputs)
+    part, inputs = partial_eval.dce_jaxpr(opened(program), outputs)
+    if _is_pair(program):
+        part = core.ClosedJaxpr(part, program.consts)
     return part, list(inputs)
+
+
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns how many arguments of a `scan` stay, and how many it carries."""
+    if "ft_in" in params:
+        stay, carried, _ = params["ft_in"].unpack()
+        return len(stay), len(carried)
+    return params["num_consts"], params["num_carry"]
