@@ -22,6 +22,7 @@ from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import runtime_internals
 from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.control_flow import differentiate
 from keras_dist_jax.executor import JaxCentralExecutor
@@ -38,6 +39,7 @@ from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
+runtime_internals.check()
 register_trees()
 
 

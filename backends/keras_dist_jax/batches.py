@@ -9,7 +9,6 @@ import numpy as np
 
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax.jax_internals import from_shards
-from keras_dist_jax.jax_internals import put_shards
 
 
 def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
@@ -61,9 +60,7 @@ def put_cut(
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
     # With several workers, JAX would compare the values by a collective.
-    if (
-        put_shards is None or isinstance(array, jax.Array)
-    ) and sharding.is_fully_addressable:
+    if isinstance(array, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(_padded(array, share * parts), sharding)
     starts = range(first * share, (first + len(devices)) * share, share)
     shares = [array[start : start + share] for start in starts]
@@ -77,9 +74,7 @@ def put_cut(
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     """Puts a copy of an array on each of this worker's devices."""
     array = as_array(leaf)
-    if (
-        put_shards is None or isinstance(array, jax.Array)
-    ) and sharding.is_fully_addressable:
+    if isinstance(array, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     aval = jax.core.ShapedArray(array.shape, array.dtype)
     return from_shards(aval, sharding, [array] * len(devices), devices)

@@ -15,35 +15,34 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | `jax._src.dispatch.runtime_tokens` | the error of a callback, which JAX |
 | | raises again at each `jax.effects_barrier` |
 
-Without the first, batches are passed on in host memory, which is right but
-slower.
+If one of them moves, `private` raises an error with its name.
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
-from jax.interpreters import partial_eval
 
-try:
-    from jax._src.interpreters import pxla
-except ImportError:
-    pxla = None
+from keras_dist.internals.private_names import private
 
-put_shards: Callable[..., Any] | None = getattr(
-    pxla, "batched_device_put", None
-)
+_dispatch = private("jax._src.dispatch")
+_ArrayImpl = private("jax._src.array.ArrayImpl")
+_dce_jaxpr = private("jax.interpreters.partial_eval.dce_jaxpr")
+
+private("jax._src.dispatch.runtime_tokens.clear")
+private("jax.core.eval_jaxpr")
+
+_put_shards = private("jax._src.interpreters.pxla.batched_device_put")
 
 
 def from_shards(
     aval: Any, sharding: Any, shards: Sequence[Any], devices: Sequence[Any]
 ) -> Any:
     """Makes an array of the shards of this worker's devices, copied there."""
-    if put_shards is not None and not any(map(_is_spread, shards)):
-        return put_shards(aval, sharding, shards, devices)
+    if not any(map(_is_spread, shards)):
+        return _put_shards(aval, sharding, shards, devices)
     placed = [
         jax.device_put(shard, device)
         for shard, device in zip(shards, devices, strict=True)
@@ -66,18 +65,14 @@ def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
 
 def forget_effects() -> None:
     """Forgets the effects that JAX waits for, after one raised an error."""
-    from jax._src import dispatch
-
-    dispatch.runtime_tokens.clear()
+    _dispatch.runtime_tokens.clear()
 
 
 def uncommitted(array: Any) -> Any:
     """Returns an array of one device, in the same memory, that JAX may move."""
-    from jax._src.array import ArrayImpl
-
     if not array.committed:
         return array
-    return ArrayImpl(array.aval, array.sharding, [array], committed=False)
+    return _ArrayImpl(array.aval, array.sharding, [array], committed=False)
 
 
 _Closed: type[Any] = getattr(core, "ClosedJaxpr", core.Jaxpr)
@@ -110,7 +105,7 @@ def with_parts(program: Any, **parts: Any) -> Any:
 
 def needed_for(program: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
     """Extracts a program's part for some results; tells what it takes."""
-    part, inputs = partial_eval.dce_jaxpr(opened(program), outputs)
+    part, inputs = _dce_jaxpr(opened(program), outputs)
     if _is_pair(program):
         part = core.ClosedJaxpr(part, program.consts)
     return part, list(inputs)

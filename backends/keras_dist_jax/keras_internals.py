@@ -26,12 +26,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
-from keras.src.backend.jax import core
-from keras.src.random import seed_generator
 
+from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.private_names import private
 from keras_dist.sharding.supported import inner_of
+
+core = private("keras.src.backend.jax.ops.core", "keras.src.backend.jax.core")
+seed_generator = private("keras.src.random.seed_generator")
+
+for _name in (
+    "keras.Model._get_jax_state",
+    "keras.Model._make_function",
+    "keras.Model.jax_state_sync",
+    "keras.optimizers.LossScaleOptimizer._common_apply",
+    "keras.optimizers.Optimizer._get_current_learning_rate",
+):
+    private(_name)
 
 # The order in which `fit` passes the groups of the state to a step.
 STATE_GROUPS = (
