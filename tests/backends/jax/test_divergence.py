@@ -1,5 +1,7 @@
 """Which results of a program may differ between replicas."""
 
+import types
+
 import jax
 import jax.experimental
 import jax.numpy as jnp
@@ -186,6 +188,29 @@ def test_meetings_give_each_replica_its_own_or_all_the_same(name):
     x = jnp.arange(4.0)
     program = jax.make_jaxpr(fn, axis_env=[(AXIS, 2)])(x)
     assert differing(program, (False,)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("pbroadcast_dynamic", {"axis_name": (AXIS,)}),
+        ("unreduced_pmax", {"axes": (AXIS,)}),
+        ("unreduced_pmin", {"axes": (AXIS,)}),
+        ("unreduced_psum", {"axes": (AXIS,)}),
+    ],
+)
+def test_meetings_that_only_newer_versions_have(name, params):
+    taken, given = object(), object()
+    equation = types.SimpleNamespace(
+        primitive=types.SimpleNamespace(name=name),
+        params=params,
+        invars=[taken],
+        outvars=[given],
+    )
+    program = types.SimpleNamespace(
+        invars=[taken], outvars=[given], eqns=[equation]
+    )
+    assert differing(program, (True,)) == [False]
 
 
 @pytest.mark.parametrize("collective", ["scatter", "permute", "groups"])
