@@ -21,6 +21,7 @@
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -188,8 +189,17 @@ def loop_of(
     model: keras.Model, step: Callable[..., Any], concatenate: bool = False
 ) -> Callable[..., Any]:
     """Makes Keras' function that runs `steps_per_execution` steps."""
-    loop: Callable[..., Any] = type(model)._make_function(
-        model, step, concatenate_outputs=concatenate
+    make = type(model)._make_function
+    maker: Any = model
+    if "out_shardings" in inspect.signature(make).parameters:
+        # From Keras 3.16, it compiles the step, which is compiled already.
+        maker = types.SimpleNamespace(
+            run_eagerly=True,
+            jit_compile=False,
+            steps_per_execution=model.steps_per_execution,
+        )
+    loop: Callable[..., Any] = make(
+        maker, step, concatenate_outputs=concatenate
     )
     return loop
 

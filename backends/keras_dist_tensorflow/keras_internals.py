@@ -13,7 +13,9 @@ import tensorflow as tf
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.private_names import private
 
-nn = private("keras.src.backend.tensorflow.nn")
+nn = private(
+    "keras.src.backend.tensorflow.ops.nn", "keras.src.backend.tensorflow.nn"
+)
 
 for _name in (
     "keras.Layer._flatten_layers",

@@ -78,7 +78,8 @@ module_utils = private("keras.src.utils.module_utils")
 in_tf_graph = private("keras.src.utils.backend_utils.in_tf_graph")
 # The class that has `fit` and its relatives. It can be mixed into a layer.
 Trainer: type[Any] = keras.Model.__bases__[0]
-backend_core = private("keras.src.backend.core")
+# Keras 3.16 has folders `ops` in its backends.
+backend_core = private("keras.src.backend.ops.core", "keras.src.backend.core")
 random_backend = private("keras.src.backend.random")
 get_mask = private(
     "keras.src.backend.common.masking.get_keras_mask",
@@ -94,10 +95,13 @@ is_torch_dataloader = private(
 )
 is_grain_dataset = private("keras.src.trainers.data_adapters.is_grain_dataset")
 
-# Used later, as attributes of what it is given.
+# Used later, as attributes.
+private(
+    "keras.src.backend.ops.core.custom_gradient",
+    "keras.src.backend.core.custom_gradient",
+)
 for _name in (
     "keras.src.backend.common.global_state.GLOBAL_STATE_TRACKER",
-    "keras.src.backend.core.custom_gradient",
     "keras.src.losses.loss.reduce_weighted_values",
     "keras.src.losses.loss.scale_loss_for_distribution",
     "keras.src.losses.loss.unscale_loss_for_distribution",
