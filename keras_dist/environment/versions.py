@@ -24,7 +24,7 @@ _NAMES = {
 
 
 class Support(enum.StrEnum):
-    """What keras_dist knows about a version of a package."""
+    """The result of comparing a version with those that are tested."""
 
     TESTED = "tested"
     UNTESTED = "untested"
