@@ -5,7 +5,7 @@
 | `keras.Variable._value` | the array itself, whatever scope is open |
 | `keras.Variable._initializer` | called for a value while `_value` is away |
 | `Model._get_jax_state` | replaced: by it `fit` takes the variables' values |
-| `Model.jax_state_sync` | replaced: by it `fit` hands them back |
+| `Model.{jax_,}state_sync` | replaced: by it `fit` hands them back |
 | `Model._jax_state` | the state after the last step, emptied on failure |
 | `Model._jax_state_synced` | tells `fit` to take the values again |
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
@@ -39,11 +39,17 @@ seed_generator = private("keras.src.random.seed_generator")
 for _name in (
     "keras.Model._get_jax_state",
     "keras.Model._make_function",
-    "keras.Model.jax_state_sync",
     "keras.optimizers.LossScaleOptimizer._common_apply",
     "keras.optimizers.Optimizer._get_current_learning_rate",
 ):
     private(_name)
+private("keras.Model.state_sync", "keras.Model.jax_state_sync")
+# The methods by which `fit` hands back what a step changed. Keras 3.16 has two.
+SYNCS = tuple(
+    name
+    for name in ("state_sync", "jax_state_sync")
+    if hasattr(keras.Model, name)
+)
 
 # The order in which `fit` passes the groups of the state to a step.
 STATE_GROUPS = (

@@ -411,7 +411,9 @@ def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
         use_multiprocessing=dataset.use_multiprocessing,
         max_queue_size=dataset.max_queue_size,
     )
-    enqueuer.start()
+    # From Keras 3.16, it asks for the number of the epoch.
+    asked = inspect.signature(enqueuer.start).parameters
+    enqueuer.start(*([0] if asked else []))
     try:
         yield from itertools.islice(enqueuer.get(), dataset.num_batches)
     finally:
