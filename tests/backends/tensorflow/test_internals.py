@@ -10,8 +10,9 @@ import inspect
 import keras
 import pytest
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
 from tensorflow.python import pywrap_tfe
+
+from keras_dist_tensorflow.keras_internals import nn
 
 
 def make_model():
