@@ -52,7 +52,6 @@ def make_model():
                 "_distribution_strategy",
                 "_trainable_variables_indices",
                 "_exclude_from_weight_decay",
-                "_exclude_from_weight_decay_cache",
                 "add_variable_from_reference",
             ],
         ),
