@@ -7,6 +7,7 @@ Keras nor a framework: the command line picks a backend after it.
 
 import importlib
 import os
+import sys
 from typing import Any
 
 import lazy_loader
@@ -44,12 +45,27 @@ def _keras_hooks() -> Any:
     return HOOKS
 
 
+def _imported_versions() -> dict[str, str]:
+    """Returns the versions of Keras and of its backend's framework."""
+    keras = sys.modules["keras"]
+    name = keras.backend.backend()
+    # Not each backend of Keras has a framework, with a version.
+    versions = {
+        each: getattr(sys.modules.get(each), "__version__", "")
+        for each in ("keras", name)
+    }
+    return {each: version for each, version in versions.items() if version}
+
+
 def _set_up() -> None:
     """Prepares what must be there before any name is used.
 
-    Makes virtual devices, registers what lower layers ask of higher ones, and
-    watches workers that would train alone.
+    Checks versions, makes virtual devices, registers what lower layers ask of
+    higher ones, and watches workers that would train alone.
     """
+    from keras_dist.environment import versions
+
+    versions.check(_imported_versions())
     if os.environ.get("KERAS_DIST_VIRTUAL_DEVICES"):
         from keras_dist.plugin.backend import apply_environment
 

@@ -26,6 +26,7 @@ from .errors import OutOfRangeError
 from .errors import ReplicaDivergenceError
 from .errors import StrategyMismatchError
 from .errors import TraceError
+from .errors import UnsupportedBackendError
 from .errors import UnsupportedKerasError
 from .errors import UnsupportedModelError
 from .errors import VirtualDevicesError
@@ -94,6 +95,7 @@ __all__ = [
     "StrategyExtended",
     "StrategyMismatchError",
     "TraceError",
+    "UnsupportedBackendError",
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",

@@ -3,6 +3,7 @@
 ```
 KerasDistError
 ├── BackendNotFoundError     (ImportError)   no plugin for this Keras backend
+├── UnsupportedBackendError  (ImportError)   an unsupported framework's version
 ├── UnsupportedKerasError    (ImportError)   an unsupported version of Keras
 ├── DeviceError              (ValueError)    unknown, absent or repeated device
 ├── VirtualDevicesError      (RuntimeError)  asked for after devices were used
@@ -37,6 +38,7 @@ __all__ = [
     "ReplicaDivergenceError",
     "StrategyMismatchError",
     "TraceError",
+    "UnsupportedBackendError",
     "UnsupportedKerasError",
     "UnsupportedModelError",
     "VirtualDevicesError",
@@ -94,12 +96,23 @@ class BackendNotFoundError(KerasDistError, ImportError):
     section = "The backend is not found"
 
 
-class UnsupportedKerasError(KerasDistError, ImportError):
-    """The installed Keras lacks an internal function that keras_dist needs.
+class UnsupportedBackendError(KerasDistError, ImportError):
+    """The installed framework lacks something that keras_dist needs.
 
-    Cause: a version outside of the supported range, or a mode (NNX) in which
-    Keras stores state elsewhere. Fix: install the version that the message
-    names, or switch the mode off.
+    Cause: a version of JAX, TensorFlow or PyTorch that is too old, or so new
+    that a private name is gone. Fix: install the version that the message
+    names. `keras-dist info` prints which versions are tested.
+    """
+
+    section = "The backend is not found"
+
+
+class UnsupportedKerasError(KerasDistError, ImportError):
+    """The installed Keras lacks something that keras_dist needs.
+
+    Cause: a version that is too old, or so new that a private name is gone; or
+    a mode (NNX) in which Keras stores state elsewhere. Fix: install the
+    version that the message names, or switch the mode off.
     """
 
     section = "The backend is not found"

@@ -13,16 +13,12 @@ if os.environ.get("PARITY_PLAIN") != "1":
     os.environ.setdefault("KERAS_DIST_VIRTUAL_DEVICES", "4")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-# Most of the time on JAX is XLA compiling small programs.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 "
-    "--xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1",
-)
-
 # The parity harness is a package that the other folders use too.
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from xla_flags import xla_flags
+
+os.environ.setdefault("XLA_FLAGS", xla_flags())
 
 # In the processes that tests start, Keras imports less.
 sys.path.append(str(pathlib.Path(__file__).parent / "lean"))

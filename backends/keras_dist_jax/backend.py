@@ -27,6 +27,7 @@ from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import runtime_internals
 from keras_dist_jax import targets
 from keras_dist_jax.compiled import compiled
 from keras_dist_jax.compiler import JaxCompiler
@@ -47,6 +48,7 @@ from keras_dist_jax.target_workers import TargetWorkers
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
+runtime_internals.check()
 register_trees()
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax.jax_internals import from_shards
-from keras_dist_jax.jax_internals import put_shards
 from keras_dist_jax.targets import described
 from keras_dist_jax.targets import is_described
 
@@ -66,9 +65,7 @@ def put_cut(
     if is_described(array):
         return jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding)
     # With several workers, JAX would compare the values by a collective.
-    if (
-        put_shards is None or isinstance(array, jax.Array)
-    ) and sharding.is_fully_addressable:
+    if isinstance(array, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(_padded(array, share * parts), sharding)
     starts = range(first * share, (first + len(devices)) * share, share)
     shares = [array[start : start + share] for start in starts]
@@ -83,9 +80,7 @@ def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     array = as_array(leaf)
     if is_described(array):
         return described(array, sharding)
-    if (
-        put_shards is None or isinstance(array, jax.Array)
-    ) and sharding.is_fully_addressable:
+    if isinstance(array, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     aval = jax.core.ShapedArray(array.shape, array.dtype)
     return from_shards(aval, sharding, [array] * len(devices), devices)

@@ -20,6 +20,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import agreement
+from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
@@ -151,7 +152,7 @@ class BodyTrace:
         flat = [*leaves, *values]
         if self.lockstep is None:
             program = self.first.program
-            flat = jax.core.eval_jaxpr(program.jaxpr, program.consts, *flat)
+            flat = jax.core.eval_jaxpr(opened(program), program.consts, *flat)
         else:
             variants = jnp.asarray(self.first.peers.variant_of)
             flat = self.lockstep.run(variants[lax.axis_index(AXIS)], flat)
@@ -203,7 +204,7 @@ class _Body:
         arguments = [argument.is_cut or is_own for argument in self.held]
         arguments += map(is_split, self.known)
         programs = [variant.program for variant in variants]
-        each = [differing(p.jaxpr, arguments) for p in programs]
+        each = [differing(p, arguments) for p in programs]
         differ = [any(own) for own in zip(*each, strict=True)]
         lockstep = None
         if len(programs) > 1:

@@ -3,8 +3,8 @@
 import math
 from typing import Any
 
+from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import inner
-from keras_dist_jax.jaxprs import opened
 
 
 def flops_of(program: Any, devices: int) -> int:

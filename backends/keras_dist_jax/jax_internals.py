@@ -9,39 +9,42 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | `jax._src.array.ArrayImpl` | an array that JAX may move; public ways copy |
 | `jax.interpreters.partial_eval.dce_jaxpr` | the part of a program that some |
 | | of its results need |
+| `jax.extend.core.ClosedJaxpr` | a program with the values of its constants, |
+| | in JAX 0.10; later, each `Jaxpr` has them |
+| the parameters of a `scan`'s equation | what stays, is carried, or is cut |
 | `jax._src.dispatch.runtime_tokens` | the error of a callback, which JAX |
 | | raises again at each `jax.effects_barrier` |
 
-Without the first, batches are passed on in host memory, which is right but
-slower.
+If one of them moves, `private` raises an error with its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.interpreters import partial_eval
+from jax.extend import core
 
+from keras_dist.internals.private_names import private
 from keras_dist_jax.targets import described
 from keras_dist_jax.targets import is_described
 
-try:
-    from jax._src.interpreters import pxla
-except ImportError:
-    pxla = None
+_dispatch = private("jax._src.dispatch")
+_ArrayImpl = private("jax._src.array.ArrayImpl")
+_dce_jaxpr = private("jax.interpreters.partial_eval.dce_jaxpr")
 
-put_shards: Callable[..., Any] | None = getattr(
-    pxla, "batched_device_put", None
-)
+private("jax._src.dispatch.runtime_tokens.clear")
+private("jax.core.eval_jaxpr")
+
+_put_shards = private("jax._src.interpreters.pxla.batched_device_put")
 
 
 def from_shards(
     aval: Any, sharding: Any, shards: Sequence[Any], devices: Sequence[Any]
 ) -> Any:
     """Makes an array of the shards of this worker's devices, copied there."""
-    if put_shards is not None and not any(map(_is_spread, shards)):
-        return put_shards(aval, sharding, shards, devices)
+    if not any(map(_is_spread, shards)):
+        return _put_shards(aval, sharding, shards, devices)
     placed = [
         jax.device_put(shard, device)
         for shard, device in zip(shards, devices, strict=True)
@@ -69,21 +72,55 @@ def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
 
 def forget_effects() -> None:
     """Forgets the effects that JAX waits for, after one raised an error."""
-    from jax._src import dispatch
-
-    dispatch.runtime_tokens.clear()
+    _dispatch.runtime_tokens.clear()
 
 
 def uncommitted(array: Any) -> Any:
     """Returns an array of one device, in the same memory, that JAX may move."""
-    from jax._src.array import ArrayImpl
-
     if is_described(array) or not array.committed:
         return array
-    return ArrayImpl(array.aval, array.sharding, [array], committed=False)
+    return _ArrayImpl(array.aval, array.sharding, [array], committed=False)
 
 
-def needed_for(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
+_Closed: type[Any] = getattr(core, "ClosedJaxpr", core.Jaxpr)
+
+
+def is_program(value: Any) -> bool:
+    """Tells whether a value is a program, with its constants or without."""
+    return isinstance(value, (_Closed, core.Jaxpr))
+
+
+def _is_pair(program: Any) -> bool:
+    """Tells whether a program keeps its constants beside its equations."""
+    return isinstance(program, _Closed) and not isinstance(program, core.Jaxpr)
+
+
+def opened(program: Any) -> Any:
+    """Returns the object that has a program's equations and variables."""
+    return program.jaxpr if _is_pair(program) else program
+
+
+def with_parts(program: Any, **parts: Any) -> Any:
+    """Returns a program with other equations, inputs or results.
+
+    Its constants stay.
+    """
+    if _is_pair(program):
+        return core.ClosedJaxpr(program.jaxpr.replace(**parts), program.consts)
+    return program.replace(**parts)
+
+
+def needed_for(program: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
     """Extracts a program's part for some results; tells what it takes."""
-    part, inputs = partial_eval.dce_jaxpr(jaxpr, outputs)
+    part, inputs = _dce_jaxpr(opened(program), outputs)
+    if _is_pair(program):
+        part = core.ClosedJaxpr(part, program.consts)
     return part, list(inputs)
+
+
+def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns how many arguments of a `scan` stay, and how many it carries."""
+    if "ft_in" in params:
+        stay, carried, _ = params["ft_in"].unpack()
+        return len(stay), len(carried)
+    return params["num_consts"], params["num_carry"]

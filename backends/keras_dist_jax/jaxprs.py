@@ -1,4 +1,4 @@
-"""Walks through programs of JAX (`ClosedJaxpr`s, or `Jaxpr`s)."""
+"""Walks through programs of JAX, which `jax.make_jaxpr` makes."""
 
 import functools
 from collections.abc import Callable
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
-from jax.extend.core import Jaxpr
 from jax.extend.core import Literal
 from jax.extend.core import gensym
 from jax.extend.core import jaxprs_in_params
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist_jax.jax_internals import is_program
+from keras_dist_jax.jax_internals import opened
+from keras_dist_jax.jax_internals import scan_sizes
+from keras_dist_jax.jax_internals import with_parts
 
 # The axis of the mesh that replicas meet over.
 AXIS = "replica"
@@ -24,13 +26,8 @@ _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CONTROL_FLOW = {"cond", "scan", "while"}
 
 
-def opened(program: Any) -> Any:
-    """Returns the `Jaxpr` of a `ClosedJaxpr`, or the `Jaxpr` itself."""
-    return getattr(program, "jaxpr", program)
-
-
 def inner(equation: Any) -> list[Any]:
-    """Returns the `Jaxpr`s among an equation's parameters."""
+    """Returns the programs among an equation's parameters, opened."""
     return [opened(each) for each in jaxprs_in_params(equation.params)]
 
 
@@ -69,8 +66,8 @@ def calls_back(equation: Any) -> bool:
     )
 
 
-def has_callbacks(jaxpr: Any) -> bool:
-    return any(map(calls_back, jaxpr.eqns))
+def has_callbacks(program: Any) -> bool:
+    return any(map(calls_back, opened(program).eqns))
 
 
 def live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
@@ -125,15 +122,11 @@ def walk(
 
 def rewritten(program: Any, change: Callable[[Any], Any]) -> Any:
     """Replaces each equation of a program, and of those inside of it."""
-    if isinstance(program, ClosedJaxpr):
-        return program.replace(jaxpr=rewritten(program.jaxpr, change))
 
     def param(value: Any) -> Any:
-        if isinstance(value, (ClosedJaxpr, Jaxpr)):
+        if is_program(value):
             return rewritten(value, change)
-        if isinstance(value, (tuple, list)) and any(
-            isinstance(item, (ClosedJaxpr, Jaxpr)) for item in value
-        ):
+        if isinstance(value, (tuple, list)) and any(map(is_program, value)):
             return type(value)(map(param, value))
         return value
 
@@ -141,13 +134,14 @@ def rewritten(program: Any, change: Callable[[Any], Any]) -> Any:
         params = {key: param(each) for key, each in equation.params.items()}
         return change(equation.replace(params=params))
 
-    return program.replace(eqns=[*map(replaced, program.eqns)])
+    equations = [*map(replaced, opened(program).eqns)]
+    return with_parts(program, eqns=equations)
 
 
 @functools.cache
 def _empty() -> Any:
     """Returns a program without arguments and equations, as a template."""
-    return jax.make_jaxpr(lambda: ())().jaxpr
+    return opened(jax.make_jaxpr(lambda: ())())
 
 
 def bind(equation: Any, inputs: Sequence[Any]) -> list[Any]:
@@ -170,18 +164,23 @@ _MAKE_EQUAL = {
     "all_gather",
     "all_gather_invariant",
     "pbroadcast",
+    "pbroadcast_dynamic",
     "pmax",
     "pmin",
     "psum",
     "psum_invariant",
+    "unreduced_pmax",
+    "unreduced_pmin",
+    "unreduced_psum",
 }
 # Equations whose results differ even where their operands are equal: each
 # device calls Python, or its generator, for itself.
 _OF_EACH = {"axis_index", "io_callback", "rng_uniform"}
 
 
-def differing(jaxpr: Any, arguments: Sequence[bool]) -> list[bool]:
+def differing(program: Any, arguments: Sequence[bool]) -> list[bool]:
     """Tells for each output whether it may differ between replicas."""
+    jaxpr = opened(program)
     differs: set[Any] = set()
     for var, own in zip(jaxpr.invars, arguments, strict=True):
         if own:
@@ -211,7 +210,7 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     if name == "cond":
         if inputs[0] and meets_inside(equation):
             raise _meeting_of_some("a branch that only some replicas take")
-        branches = [_inside(b, inputs[1:]) for b in params["branches"]]
+        branches = [differing(b, inputs[1:]) for b in params["branches"]]
         either = [any(each) for each in zip(*branches, strict=True)]
         return [inputs[0] or own for own in either]
     if name == "scan":
@@ -220,17 +219,17 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
         return _of_while(equation, inputs)
     program = called(equation)
     if program is not None and len(opened(program).invars) == len(inputs):
-        return _inside(program, inputs)
+        return differing(program, inputs)
     own = any(inputs) or any(map(_has_its_own, inner(equation)))
     return [own] * outputs
 
 
 def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
-    consts, carries = params["num_consts"], params["num_carry"]
+    consts, carries = scan_sizes(params)
     fixed, before = inputs[:consts], inputs[consts : consts + carries]
     carry, rows = before, inputs[consts + carries :]
     while True:
-        outputs = _inside(params["jaxpr"], [*fixed, *carry, *rows])
+        outputs = differing(params["jaxpr"], [*fixed, *carry, *rows])
         after = [a or b for a, b in zip(carry, outputs, strict=False)]
         if after == carry:
             # If the loop runs no step, carried values come out as they went in.
@@ -247,8 +246,8 @@ def _of_while(equation: Any, inputs: list[bool]) -> list[bool]:
     fixed = inputs[of_cond : of_cond + of_body]
     carry = inputs[of_cond + of_body :]
     while True:
-        outputs = _inside(params["body_jaxpr"], [*fixed, *carry])
-        stops = _inside(params["cond_jaxpr"], [*cond_fixed, *carry])[0]
+        outputs = differing(params["body_jaxpr"], [*fixed, *carry])
+        stops = differing(params["cond_jaxpr"], [*cond_fixed, *carry])[0]
         after = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
         if after == carry:
             if stops and meets_inside(equation):
@@ -274,10 +273,6 @@ def _makes_differ(equation: Any) -> bool:
         return name in _OF_EACH
     # Each group of replicas has its own result.
     return name not in _MAKE_EQUAL or len(equation.params.get(groups) or ()) > 1
-
-
-def _inside(program: Any, inputs: list[bool]) -> list[bool]:
-    return differing(opened(program), inputs)
 
 
 def _has_its_own(jaxpr: Any) -> bool:

@@ -5,7 +5,7 @@
 | `keras.Variable._value` | the array itself, whatever scope is open |
 | `keras.Variable._initializer` | called for a value while `_value` is away |
 | `Model._get_jax_state` | replaced: by it `fit` takes the variables' values |
-| `Model.jax_state_sync` | replaced: by it `fit` hands them back |
+| `Model.{jax_,}state_sync` | replaced: by it `fit` hands them back |
 | `Model._jax_state` | the state after the last step, emptied on failure |
 | `Model._jax_state_synced` | tells `fit` to take the values again |
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
@@ -21,17 +21,35 @@
 import contextlib
 import functools
 import inspect
+import types
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
-from keras.src.backend.jax import core
-from keras.src.random import seed_generator
 
+from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.private_names import private
 from keras_dist.sharding.supported import inner_of
+
+core = private("keras.src.backend.jax.ops.core", "keras.src.backend.jax.core")
+seed_generator = private("keras.src.random.seed_generator")
+
+for _name in (
+    "keras.Model._get_jax_state",
+    "keras.Model._make_function",
+    "keras.optimizers.LossScaleOptimizer._common_apply",
+    "keras.optimizers.Optimizer._get_current_learning_rate",
+):
+    private(_name)
+private("keras.Model.state_sync", "keras.Model.jax_state_sync")
+# The methods by which `fit` hands back what a step changed. Keras 3.16 has two.
+SYNCS = tuple(
+    name
+    for name in ("state_sync", "jax_state_sync")
+    if hasattr(keras.Model, name)
+)
 
 # The order in which `fit` passes the groups of the state to a step.
 STATE_GROUPS = (
@@ -177,8 +195,17 @@ def loop_of(
     model: keras.Model, step: Callable[..., Any], concatenate: bool = False
 ) -> Callable[..., Any]:
     """Makes Keras' function that runs `steps_per_execution` steps."""
-    loop: Callable[..., Any] = type(model)._make_function(
-        model, step, concatenate_outputs=concatenate
+    make = type(model)._make_function
+    maker: Any = model
+    if "out_shardings" in inspect.signature(make).parameters:
+        # From Keras 3.16, it compiles the step, which is compiled already.
+        maker = types.SimpleNamespace(
+            run_eagerly=True,
+            jit_compile=False,
+            steps_per_execution=model.steps_per_execution,
+        )
+    loop: Callable[..., Any] = make(
+        maker, step, concatenate_outputs=concatenate
     )
     return loop
 

@@ -22,6 +22,8 @@ from jax.extend.core import Literal
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import jaxprs
+from keras_dist_jax.jax_internals import is_program
+from keras_dist_jax.jax_internals import opened
 
 
 class Lockstep:
@@ -101,12 +103,11 @@ class _Variant:
 
     def __init__(self, program: Any) -> None:
         program = _flat(program)
-        self._arguments = list(program.jaxpr.invars)
-        self._consts = dict(
-            zip(program.jaxpr.constvars, program.consts, strict=True)
-        )
-        self.results = list(program.jaxpr.outvars)
-        self._equations = jaxprs.live(program.jaxpr.eqns, self.results)
+        jaxpr = opened(program)
+        self._arguments = list(jaxpr.invars)
+        self._consts = dict(zip(jaxpr.constvars, program.consts, strict=True))
+        self.results = list(jaxpr.outvars)
+        self._equations = jaxprs.live(jaxpr.eqns, self.results)
         self.meetings: list[Any] = []
         self.parts: list[list[Any]] = [[]]
         for equation in self._equations:
@@ -178,11 +179,12 @@ def _select(variant: Any, values: Sequence[Any]) -> Any:
 
 def _flat(program: Any) -> Any:
     """Inlines the functions of a program that have collectives inside."""
-    if not any(map(jaxprs.meets_inside, program.jaxpr.eqns)):
+    jaxpr = opened(program)
+    if not any(map(jaxprs.meets_inside, jaxpr.eqns)):
         return program
     arguments = [
         jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
-        for var in program.jaxpr.invars
+        for var in jaxpr.invars
     ]
 
     def inlined(*arguments: Any) -> list[Any]:
@@ -252,7 +254,7 @@ def constant_key(value: Any) -> Any:
 
 
 def _program_key(program: Any) -> Any:
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr = opened(program)
     consts = tuple(map(constant_key, getattr(program, "consts", ())))
     # Variables are numbered in the order in which they come.
     known: dict[Any, Any] = {}
@@ -268,7 +270,7 @@ def _program_key(program: Any) -> Any:
 
 
 def _param_key(value: Any) -> Any:
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+    if is_program(value):
         return _program_key(value)
     if isinstance(value, (tuple, list)):
         return tuple(map(_param_key, value))

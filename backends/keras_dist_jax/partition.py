@@ -5,9 +5,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend import core
+from jax.extend.core import Literal
 
 from keras_dist_jax.jax_internals import needed_for
+from keras_dist_jax.jax_internals import opened
+from keras_dist_jax.jax_internals import with_parts
 from keras_dist_jax.jaxprs import variables
 from keras_dist_jax.optimizer_calls import is_update
 
@@ -37,8 +39,8 @@ class Partition:
     """
 
     def __init__(self, closed: Any, size: int) -> None:
-        jaxpr = closed.jaxpr
-        self._closed, self._size = closed, size
+        jaxpr = opened(closed)
+        self._closed, self._jaxpr, self._size = closed, jaxpr, size
         self._state = list(jaxpr.invars[:size])
         self._batch = list(jaxpr.invars[size:])
         self._constants = set(jaxpr.constvars)
@@ -56,7 +58,7 @@ class Partition:
         state = set(self._state)
         late: set[Any] = set()
         equations = []
-        for eqn in self._closed.jaxpr.eqns:
+        for eqn in self._jaxpr.eqns:
             taken = variables(eqn.invars)
             is_chosen = id(eqn) in chosen
             if is_chosen or not late.isdisjoint(taken):
@@ -69,7 +71,7 @@ class Partition:
         return True
 
     def _cut(self) -> None:
-        jaxpr, late = self._closed.jaxpr, self._late
+        jaxpr, late = self._jaxpr, self._late
         crossing: dict[Any, None] = {}
         here = late | set(self._state) | self._constants
         for eqn in self._equations:
@@ -78,7 +80,7 @@ class Partition:
         self.gives, self._later = [], []
         for place, v in enumerate(jaxpr.outvars):
             position = place - self.num_outputs
-            if isinstance(v, core.Literal):
+            if isinstance(v, Literal):
                 self.gives.append(place)
             elif v in late:
                 self._later.append(place)
@@ -98,16 +100,15 @@ class Partition:
         )
 
     def _part(self, takes: Any, gives: Any, equations: Any) -> Any:
-        jaxpr = self._closed.jaxpr
         effects = frozenset().union(*(eqn.effects for eqn in equations))
-        part = jaxpr.replace(
+        return with_parts(
+            self._closed,
             invars=takes,
             outvars=gives,
             eqns=equations,
             effects=effects,
-            debug_info=jaxpr.debug_info.with_unknown_names(),
+            debug_info=self._jaxpr.debug_info.with_unknown_names(),
         )
-        return core.ClosedJaxpr(part, self._closed.consts)
 
     def updates(self, owners: Sequence[Any], primary: Any) -> list[Update]:
         """Splits the part after the gradients by owner, if that is exact.
@@ -125,7 +126,7 @@ class Partition:
         ]
         whole = self._part(
             [*self._state, *self._crossing],
-            [self._closed.jaxpr.outvars[place] for place in self._later],
+            [self._jaxpr.outvars[place] for place in self._later],
             self._equations,
         )
         parts = [
@@ -142,10 +143,10 @@ class Partition:
         return [self._update(whole, [True] * len(own))]
 
     def _update(self, whole: Any, chosen: list[bool]) -> Update:
-        part, used = needed_for(whole.jaxpr, chosen)
+        part, used = needed_for(whole, chosen)
         taken = list(itertools.compress(itertools.count(), used))
         return Update(
-            core.ClosedJaxpr(part, whole.consts),
+            part,
             tuple(p for p in taken if p < self._size),
             tuple(p - self._size for p in taken if p >= self._size),
             tuple(itertools.compress(self._later, chosen)),
@@ -168,7 +169,5 @@ class Partition:
             key.append((eqn.params["name"], *(names[v] for v in eqn.invars)))
             for place, v in enumerate(eqn.outvars):
                 names[v] = number, place
-        key.extend(
-            names[self._closed.jaxpr.outvars[place]] for place in self._later
-        )
+        key.extend(names[self._jaxpr.outvars[place]] for place in self._later)
         return tuple(key)

@@ -211,7 +211,7 @@ class Program:
                 program = jax.make_jaxpr(body)(leaves)
         except Exception as error:
             raise_explained(error, self._name)
-        self._waits = has_callbacks(program.jaxpr)
+        self._waits = has_callbacks(program)
         self._adopt(trace)
 
     def _adopt(self, trace: Trace) -> None:

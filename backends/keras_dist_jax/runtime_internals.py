@@ -17,23 +17,45 @@
 | `client.key_value_set`, `key_value_dir_get` | how workers tell each other |
 | | that they live |
 
-Imported late: the coordinator needs the first one only.
+Imported late: the coordinator needs the first one only, and has no Keras. The
+backend calls `check` when it is loaded.
 """
 
 import atexit
 from typing import Any
 
-from jaxlib import _jax
-
 # Seconds. JAX aborts processes after its own timeouts, so these are long: the
 # watch reports lost workers better.
 _NEVER = 7 * 24 * 3600
+_PRIVATE = (
+    "jax._src.api.clean_up",
+    "jax._src.dispatch.wait_for_tokens",
+    "jax._src.distributed.global_state",
+    "jax._src.xla_bridge.backends_are_initialized",
+    "jax._src.xla_bridge.make_cpu_client",
+    "jax._src.xla_bridge.register_backend_factory",
+    "jaxlib._jax.DistributedRuntimeClient.key_value_dir_get",
+    "jaxlib._jax.DistributedRuntimeClient.key_value_set",
+    "jaxlib._jax.get_distributed_runtime_client",
+    "jaxlib._jax.get_distributed_runtime_service",
+    "jaxlib._jax.make_gloo_tcp_collectives",
+)
 # Clients, kept as long as the process lives: their end waits for others.
 _KEPT: list[Any] = []
 
 
+def check() -> None:
+    """Raises an error with the name if JAX lacks one of the private names."""
+    from keras_dist.internals.private_names import private
+
+    for name in _PRIVATE:
+        private(name)
+
+
 def new_service(address: str, num_workers: int) -> Any:
     """Starts JAX's service, which listens on the address `"host:port"`."""
+    from jaxlib import _jax
+
     return _jax.get_distributed_runtime_service(
         address,
         num_workers,
@@ -46,6 +68,8 @@ def new_service(address: str, num_workers: int) -> Any:
 
 def new_client(address: str, index: int, timeout: float) -> Any:
     """Makes a client of the service at an address, not yet connected."""
+    from jaxlib import _jax
+
     client = _jax.get_distributed_runtime_client(
         address,
         index,
@@ -72,6 +96,7 @@ def use_client(client: Any, address: str, index: int, count: int) -> None:
 def use_gloo(client: Any, host: str) -> None:
     """Makes the CPU's devices connect by sockets on one of its addresses."""
     from jax._src import xla_bridge
+    from jaxlib import _jax
 
     def make_cpu_client() -> Any:
         collectives = _jax.make_gloo_tcp_collectives(

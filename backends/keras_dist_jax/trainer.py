@@ -141,7 +141,7 @@ class Trainer:
                 )
         return {
             **makers,
-            "jax_state_sync": self.running.sync,
+            **dict.fromkeys(internals.SYNCS, self.running.sync),
             "reset_metrics": self.reset_metrics,
             "_get_jax_state": self.get_state,
         }

@@ -9,9 +9,20 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
 
 from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.private_names import private
+
+nn = private(
+    "keras.src.backend.tensorflow.ops.nn", "keras.src.backend.tensorflow.nn"
+)
+
+for _name in (
+    "keras.Layer._flatten_layers",
+    "keras.Model._symbolic_build",
+    "keras.optimizers.LossScaleOptimizer._common_apply",
+):
+    private(_name)
 
 
 def native_of(variable: keras.Variable) -> Any:

@@ -10,22 +10,45 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python import pywrap_tfe
-from tensorflow.python.autograph.operators import control_flow
-from tensorflow.python.distribute.values import DistributedVariable
-from tensorflow.python.distribute.values import PerReplica
-from tensorflow.python.eager import context
-from tensorflow.python.eager import record
-from tensorflow.python.eager import tape
-from tensorflow.python.framework import op_callbacks
-from tensorflow.python.framework.composite_tensor import CompositeTensor
-from tensorflow.python.framework.ops import EagerTensor
-from tensorflow.python.ops import summary_ops_v2
-from tensorflow.python.ops.resource_variable_ops import (
-    BaseResourceVariable as BaseResourceVariable,
-)
 
 from keras_dist.core.values import install_arithmetic
+from keras_dist.internals.private_names import private
+
+pywrap_tfe = private("tensorflow.python.pywrap_tfe")
+control_flow = private("tensorflow.python.autograph.operators.control_flow")
+DistributedVariable = private(
+    "tensorflow.python.distribute.values.DistributedVariable"
+)
+PerReplica = private("tensorflow.python.distribute.values.PerReplica")
+context = private("tensorflow.python.eager.context")
+record = private("tensorflow.python.eager.record")
+tape = private("tensorflow.python.eager.tape")
+op_callbacks = private("tensorflow.python.framework.op_callbacks")
+CompositeTensor = private(
+    "tensorflow.python.framework.composite_tensor.CompositeTensor"
+)
+EagerTensor = private("tensorflow.python.framework.ops.EagerTensor")
+summary_ops_v2 = private("tensorflow.python.ops.summary_ops_v2")
+BaseResourceVariable: type[Any] = private(
+    "tensorflow.python.ops.resource_variable_ops.BaseResourceVariable"
+)
+
+for _name in (
+    "tensorflow.python.autograph.operators.control_flow._py_for_stmt",
+    "tensorflow.python.autograph.operators.control_flow"
+    "._tf_distributed_iterable_for_stmt",
+    "tensorflow.python.autograph.operators.control_flow.for_loop_registry",
+    "tensorflow.python.eager.context.context",
+    "tensorflow.python.eager.context.global_seed",
+    "tensorflow.python.eager.record.could_possibly_record",
+    "tensorflow.python.eager.tape.variable_accessed",
+    "tensorflow.python.framework.op_callbacks.add_op_callback",
+    "tensorflow.python.framework.op_callbacks.remove_op_callback",
+    "tensorflow.python.ops.summary_ops_v2._summary_state",
+    "tensorflow.python.pywrap_tfe.TFE_Py_TapeSetIsStopped",
+    "tensorflow.python.pywrap_tfe.TFE_Py_UID",
+):
+    private(_name)
 
 install_arithmetic(PerReplica, "PerReplica")
 
@@ -46,7 +69,7 @@ def is_recording() -> bool:
     return bool(record.could_possibly_record() or is_stopped)
 
 
-def watch(variable: BaseResourceVariable) -> None:
+def watch(variable: Any) -> None:
     """Tells the tapes of this thread that a variable was read."""
     tape.variable_accessed(variable)
 

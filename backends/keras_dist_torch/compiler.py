@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import torch
 from keras import ops
-from torch.utils import _pytree
 
 from keras_dist.core.context import check_cross_replica
 from keras_dist.core.context import inlining
@@ -24,6 +23,7 @@ from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist_torch.torch_internals import pytree
 
 
 class TorchCompiler(Compiler):
@@ -121,7 +121,7 @@ def value_now(leaf: Any) -> Any:
 def register_trees() -> None:
     """Registers per-replica values as nests with PyTorch's pytrees."""
     for kind in (PerReplica, Mirrored):
-        _pytree.register_pytree_node(
+        pytree.register_pytree_node(
             kind,
             lambda value: (list(value.values), None),
             lambda values, _, kind=kind: kind(values),

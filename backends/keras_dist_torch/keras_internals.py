@@ -2,10 +2,11 @@
 
 import keras
 import torch
-from keras.src.backend.common import global_state
-from keras.src.utils.torch_utils import TorchModuleWrapper
 
-__all__ = ["TorchModuleWrapper"]
+from keras_dist.internals.keras_internals import global_state
+from keras_dist.internals.private_names import private
+
+TorchModuleWrapper = private("keras.src.utils.torch_utils.TorchModuleWrapper")
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:

@@ -23,6 +23,8 @@ from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
 from keras_dist.environment.packages import picked_by_keras
 from keras_dist.environment.packages import related
+from keras_dist.environment.packages import version_of
+from keras_dist.environment.versions import support_of
 from keras_dist.planning import tables
 
 _VIRTUAL = "KERAS_DIST_VIRTUAL_DEVICES"
@@ -37,12 +39,14 @@ def gather(timeout: float) -> dict[str, Any]:
     name, why = picked_by_keras()
     by_name = {each["name"]: each for each in seen}
     first = next((e["name"] for e in seen if e["version"]), None)
+    keras = version_of("keras")
     return {
         "keras_dist": version("keras-dist"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu_cores": num_cores(),
-        "keras": version("keras"),
+        "keras": keras,
+        "keras_support": support_of("keras", keras),
         "numpy": version("numpy"),
         "packages": related([each.name for each in known]),
         "picked": {
@@ -69,6 +73,9 @@ def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
     """Returns the state of a backend, and its devices if it starts in time."""
     found: dict[str, Any] = {
         **dataclasses.asdict(backend),
+        "support": support_of(backend.name, backend.version)
+        if backend.is_installed
+        else None,
         "works": False,
         "problem": "",
         "fix": "",
@@ -127,7 +134,8 @@ def show(console: Console, found: dict[str, Any]) -> None:
     picked = found["picked"]
     pairs = {
         "keras_dist": found["keras_dist"],
-        "Keras": f"{found['keras']}, NumPy {found['numpy']}",
+        "Keras": f"{_supported(found['keras'], found['keras_support'])}, "
+        f"NumPy {found['numpy']}",
         "Python": found["python"],
         "Platform": f"{found['platform']}, {found['cpu_cores']} CPU cores",
         "Keras takes": f"{picked['backend'] or '?'} ({picked['reason']})",
@@ -144,14 +152,18 @@ def show(console: Console, found: dict[str, Any]) -> None:
     _titled(console, "Environment variables", found["variables"])
 
 
+def _supported(shown: str, support: str | None) -> str:
+    """Returns a version, with what is known about it."""
+    return f"{shown} ({support})" if support else shown
+
+
 def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
     heads = ("Name", "Version", "Devices", "Plugin")
     made = tables.table("Backends", *((head, tables.WORDS) for head in heads))
     for each in found:
         state = tables.names_text(each["devices"]) if each["works"] else "none"
-        made.add_row(
-            each["name"], each["version"] or "none", state, each["plugin"]
-        )
+        shown = _supported(each["version"] or "none", each["support"])
+        made.add_row(each["name"], shown, state, each["plugin"])
     console.print(made)
     for each in found:
         if each["problem"]:

@@ -55,8 +55,9 @@ class _Finder(MetaPathFinder):
         except (ImportError, ValueError) as error:
             _explain(error)
         if self in sys.meta_path:
-            sys.meta_path.remove(self)
+            # If it raises an error, the next import of Keras does too.
             self.set_up()
+            sys.meta_path.remove(self)
 
 
 def _explain(error: Exception) -> NoReturn:

@@ -81,7 +81,7 @@ def bind_model(model: keras.Model, strategy: StrategyBase) -> "Binding":
     """Binds a model to a strategy, once."""
     binding: Binding | None = model.__dict__.get(BOUND)
     if binding is None:
-        keras_internals.check_keras()
+        keras_internals.refuse_nnx_mode()
         binding = Binding(model, strategy)
         binding.install()
     elif binding.strategy is not strategy:

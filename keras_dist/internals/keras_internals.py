@@ -37,7 +37,7 @@
 | `keras.src.saving.saving_lib._serialize_model_as_json` | a file's origin |
 | `keras.src.saving.saving_lib._model_from_config` | reads the origin |
 
-`tests/unit/test_keras_internals.py` fails readably when one of them moves.
+If one of them moves, `private` raises an error with its name.
 """
 
 import collections
@@ -54,32 +54,73 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src import backend as keras_backend
-from keras.src.backend.common import global_state
-from keras.src.losses import loss as losses
-from keras.src.models import cloning
-from keras.src.random.seed_generator import global_seed_generator
-from keras.src.saving import saving_lib
-from keras.src.saving.keras_saveable import KerasSaveable as Saveable
-from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import GeneratorDataAdapter
-from keras.src.trainers.data_adapters import py_dataset_adapter
-from keras.src.trainers.epoch_iterator import EpochIterator
-from keras.src.utils import module_utils
-from keras.src.utils.backend_utils import in_tf_graph
 
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedKerasError
+from keras_dist.internals.private_names import private
 
+global_state = private("keras.src.backend.common.global_state")
+losses = private("keras.src.losses.loss")
+cloning = private("keras.src.models.cloning")
+global_seed_generator = private(
+    "keras.src.random.seed_generator.global_seed_generator"
+)
+saving_lib = private("keras.src.saving.saving_lib")
+Saveable = private("keras.src.saving.keras_saveable.KerasSaveable")
+GeneratorDataAdapter: type[Any] = private(
+    "keras.src.trainers.data_adapters.GeneratorDataAdapter"
+)
+OrderedEnqueuer = private(
+    "keras.src.trainers.data_adapters.py_dataset_adapter.OrderedEnqueuer"
+)
+EpochIterator = private("keras.src.trainers.epoch_iterator.EpochIterator")
+module_utils = private("keras.src.utils.module_utils")
+in_tf_graph = private("keras.src.utils.backend_utils.in_tf_graph")
 # The class that has `fit` and its relatives. It can be mixed into a layer.
 Trainer: type[Any] = keras.Model.__bases__[0]
-backend_core = keras_backend.core
-random_backend = keras_backend.random
-get_mask = keras_backend.get_keras_mask
-set_mask = keras_backend.set_keras_mask
-is_tf_dataset = data_adapters.is_tf_dataset
-is_torch_dataloader = data_adapters.is_torch_dataloader
-is_grain_dataset = data_adapters.is_grain_dataset
+# Keras 3.16 has folders `ops` in its backends.
+backend_core = private("keras.src.backend.ops.core", "keras.src.backend.core")
+random_backend = private("keras.src.backend.random")
+get_mask = private(
+    "keras.src.backend.common.masking.get_keras_mask",
+    "keras.src.backend.get_keras_mask",
+)
+set_mask = private(
+    "keras.src.backend.common.masking.set_keras_mask",
+    "keras.src.backend.set_keras_mask",
+)
+is_tf_dataset = private("keras.src.trainers.data_adapters.is_tf_dataset")
+is_torch_dataloader = private(
+    "keras.src.trainers.data_adapters.is_torch_dataloader"
+)
+is_grain_dataset = private("keras.src.trainers.data_adapters.is_grain_dataset")
+
+# Used later, as attributes.
+private(
+    "keras.src.backend.ops.core.custom_gradient",
+    "keras.src.backend.core.custom_gradient",
+)
+for _name in (
+    "keras.src.backend.common.global_state.GLOBAL_STATE_TRACKER",
+    "keras.src.losses.loss.reduce_weighted_values",
+    "keras.src.losses.loss.scale_loss_for_distribution",
+    "keras.src.losses.loss.unscale_loss_for_distribution",
+    "keras.src.models.cloning._clone_functional_model",
+    "keras.src.models.cloning._clone_sequential_model",
+    "keras.src.saving.saving_lib._model_from_config",
+    "keras.src.saving.saving_lib._serialize_model_as_json",
+    "keras.Layer._clear_losses",
+    "keras.Layer._maybe_build",
+    "keras.Model._symbolic_build",
+    "keras.Model.make_train_function",
+    "keras.layers.BatchNormalization._moments",
+    "keras.optimizers.Optimizer._clip_gradients",
+    "keras.optimizers.Optimizer._filter_empty_gradients",
+    "keras.optimizers.Optimizer._track_variable",
+    "keras.optimizers.Optimizer._use_weight_decay",
+    "keras.optimizers.Optimizer._var_key",
+):
+    private(_name)
 
 
 def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
@@ -90,9 +131,6 @@ def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
     make: Callable[[Any], Any] = tensorflow.data.Dataset.from_tensor_slices
     return make
 
-
-OLDEST_KERAS = (3, 14)
-FIRST_KERAS_TOO_NEW = (3, 16)
 
 _NOT_INHERITED = {"stateless_scope", "current_call_ctx", "torch_device"}
 _NAMES = "name_scope_stack"
@@ -112,19 +150,8 @@ __all__ = [
 ]
 
 
-def check_keras() -> None:
-    """Refuses a Keras that keras_dist does not support."""
-    version = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    if not OLDEST_KERAS <= version < FIRST_KERAS_TOO_NEW:
-        oldest, too_new = (
-            ".".join(map(str, bound))
-            for bound in (OLDEST_KERAS, FIRST_KERAS_TOO_NEW)
-        )
-        raise UnsupportedKerasError(
-            f"keras_dist works with Keras {oldest} up to, not including, "
-            f"{too_new}. Received: Keras {keras.__version__}. Install one "
-            f"with `pip install 'keras>={oldest},<{too_new}'`."
-        )
+def refuse_nnx_mode() -> None:
+    """Refuses a mode of Keras that keras_dist does not support."""
     if keras.config.is_nnx_enabled():
         raise UnsupportedKerasError(
             "keras_dist does not support Keras' NNX mode, which keeps "
@@ -378,13 +405,15 @@ def set_uninitialized(variables: list[keras.Variable]) -> list[keras.Variable]:
 
 def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
     """Yields a `PyDataset`'s batches in order, read by its own workers."""
-    enqueuer = py_dataset_adapter.OrderedEnqueuer(
+    enqueuer = OrderedEnqueuer(
         dataset,
         workers=dataset.workers,
         use_multiprocessing=dataset.use_multiprocessing,
         max_queue_size=dataset.max_queue_size,
     )
-    enqueuer.start()
+    # From Keras 3.16, it asks for the number of the epoch.
+    asked = inspect.signature(enqueuer.start).parameters
+    enqueuer.start(*([0] if asked else []))
     try:
         yield from itertools.islice(enqueuer.get(), dataset.num_batches)
     finally:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 
 from clients.strategies import PLAIN
+from xla_flags import xla_flags
 
 TESTS = pathlib.Path(__file__).parents[1]
 
@@ -88,10 +89,7 @@ def _environment(folder, backend, strategy):
             [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        # Most of the time on JAX is XLA compiling small programs.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 "
-        "--xla_cpu_use_fusion_emitters=false "
-        "--xla_cpu_parallel_codegen_split_count=1",
+        "XLA_FLAGS": xla_flags(),
     }
     result.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if strategy != PLAIN:

@@ -33,9 +33,8 @@ def test_what_tells_data_apart():
 
 @pytest.mark.smoke
 def test_workers_read_in_order():
-    parameters = inspect.signature(
-        keras_internals.py_dataset_adapter.OrderedEnqueuer
-    ).parameters
+    enqueuer = keras_internals.OrderedEnqueuer
+    parameters = inspect.signature(enqueuer).parameters
     assert {"workers", "use_multiprocessing", "max_queue_size"} <= {*parameters}
     dataset = Batches(slices(np.arange(20), 2), workers=3, max_queue_size=2)
     assert isinstance(dataset, keras.utils.PyDataset)

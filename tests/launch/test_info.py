@@ -16,6 +16,7 @@ from keras_dist.cli.variables import Masks
 from keras_dist.cli.variables import cluster_variables
 from keras_dist.cli.variables import other_variables
 from keras_dist.environment import packages
+from keras_dist.environment import versions
 
 BACKEND = keras.backend.backend()
 CLUSTER = {
@@ -75,6 +76,7 @@ def test_the_command_tells_programs():
     own = by_name[BACKEND]
     assert own["works"]
     assert own["version"] == version(BACKEND)
+    assert own["support"] == found["keras_support"] == "tested"
     cpus = [name for name in own["devices"] if name.startswith("cpu:")]
     assert cpus == ["cpu:0", "cpu:1", "cpu:2"]
     assert found["virtual_devices"] == "3"
@@ -97,6 +99,20 @@ def test_a_backend_that_is_broken_or_absent_is_told_with_its_fix(world):
     assert "Problem: broken_engine: can't be used" in text
     assert HERE.version in text
     assert "this is the only worker" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "support"),
+    [("<99", "tested"), ("<0.2", "untested"), (">=99.0", "too old")],
+)
+def test_what_is_known_of_versions(world, monkeypatch, asked, support):
+    lines = [f"keras{asked}", f"broken_engine{asked}"]
+    monkeypatch.setattr(versions, "requires", lambda name: lines)
+    versions.tested_versions.cache_clear()
+    text = " ".join(world(BROKEN).output.split())
+    versions.tested_versions.cache_clear()
+    assert f"Keras {keras.__version__} ({support})" in text
+    assert f"broken_engine 3.0 ({support})" in text
 
 
 def test_without_any_backend(world):

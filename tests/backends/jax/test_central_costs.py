@@ -96,7 +96,11 @@ def test_what_a_compute_device_needs_in_a_step(data):
     activations = 16 * 256 * 4 * 8
     assert stats.argument_size_in_bytes < parameters + activations
     assert stats.output_size_in_bytes < parameters + activations
-    assert stats.temp_size_in_bytes < parameters + activations
+    # From JAX 0.11, XLA leaves the transposition of gradients that its
+    # partitioner has reduced together to the end, and needs room for one more
+    # copy of the largest.
+    kernel = 256 * 256 * 4
+    assert stats.temp_size_in_bytes < parameters + kernel + activations
 
 
 def test_updates_work_in_the_memory_of_the_state(data):

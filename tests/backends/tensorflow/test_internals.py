@@ -10,8 +10,9 @@ import inspect
 import keras
 import pytest
 import tensorflow as tf
-from keras.src.backend.tensorflow import nn
 from tensorflow.python import pywrap_tfe
+
+from keras_dist_tensorflow.keras_internals import nn
 
 
 def make_model():
@@ -51,7 +52,6 @@ def make_model():
                 "_distribution_strategy",
                 "_trainable_variables_indices",
                 "_exclude_from_weight_decay",
-                "_exclude_from_weight_decay_cache",
                 "add_variable_from_reference",
             ],
         ),
