@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from keras_dist_jax.targets import is_described
+from keras_dist_jax.machine import is_described
 
 COUNT = sys.getrefcount
 # The reference count of an object that only a list holds, by `map`.
@@ -43,9 +43,9 @@ def is_shared(holder: list[Any]) -> bool:
 
 def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Copies arrays to host memory; of sharded ones only this worker's part."""
-    # Copies: a buffer with a view on it can't be reused by the next step.
     if any(map(is_described, arrays)):
         return list(arrays)
+    # Copies: a buffer with a view on it can't be reused by the next step.
     for array in arrays:
         array.copy_to_host_async()
     return [

@@ -15,6 +15,7 @@ from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
@@ -28,8 +29,7 @@ from keras_dist.replica.gradients import Differentiates
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import runtime_internals
-from keras_dist_jax import targets
-from keras_dist_jax.compiled import compiled
+from keras_dist_jax.compilation import compiled_program
 from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.control_flow import differentiate
 from keras_dist_jax.executor import JaxCentralExecutor
@@ -42,9 +42,11 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
-from keras_dist_jax.machines import machine_of
+from keras_dist_jax.machine import compiling_for
+from keras_dist_jax.machine import current_machine
 from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.target_workers import TargetWorkers
+from keras_dist_jax.topologies import machine_of
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
@@ -101,7 +103,7 @@ class JaxBackend(
                 f"{known[0]}, {known[1]}, as the first time. Use one strategy "
                 "for everything."
             )
-        if targets.machine() is not None:
+        if current_machine() is not None:
             self._workers = TargetWorkers(cluster, options)
             return
         watch = joining.join(cluster, options)
@@ -128,7 +130,7 @@ class JaxBackend(
     ) -> JaxExecutor:
         layout = layout or mesh_of(plan, self._workers)
         gate: Gate = self._cpu_gate if layout.one_at_a_time else Gate()
-        if targets.machine() is not None:  # no program runs
+        if current_machine() is not None:  # no program runs
             gate = Gate()
         if plan.cluster is None:
             return make(plan, layout, gate)
@@ -146,16 +148,33 @@ class JaxBackend(
         found, before = machine_of(target), self._workers
         self._workers = None
         try:
-            with targets.compiling_for(found):
+            with compiling_for(found):
                 yield [len(own) for own in found.devices]
         finally:
             self._workers = before
 
-    def compiled(self) -> list[CompiledProgram]:
-        machine = targets.machine()
+    def compiled_step(
+        self, executor: Executor, model: keras.Model, batch: Any
+    ) -> list[CompiledProgram]:
+        assert isinstance(executor, JaxExecutor)
+        machine = current_machine()
+        assert machine is not None
+        if machine.noted:
+            names = sorted({each.traced.fun_name for each in machine.noted})
+            raise UnsupportedModelError(
+                "Programs were to run before the training step. Received: "
+                f"{', '.join(names)}. Expected: a function that makes and "
+                "compiles a model, and neither trains nor runs it."
+            )
+        executor.trace_step(model, batch)
+        return self.compiled_programs()
+
+    def compiled_programs(self) -> list[CompiledProgram]:
+        """Compiles the programs that were noted since the last call."""
+        machine = current_machine()
         assert machine is not None
         noted, machine.noted[:] = list(machine.noted), []
-        return [compiled(each, machine) for each in noted]
+        return [compiled_program(each, machine) for each in noted]
 
     def compiler(self) -> Compiler:
         return self._plain_compiler

@@ -9,8 +9,8 @@ import numpy as np
 
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax.jax_internals import from_shards
-from keras_dist_jax.targets import described
-from keras_dist_jax.targets import is_described
+from keras_dist_jax.machine import described
+from keras_dist_jax.machine import is_described
 
 
 def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:

@@ -22,10 +22,10 @@ from keras_dist_jax.jax_internals import put_on
 from keras_dist_jax.jax_internals import uncommitted
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import SingleLayout
+from keras_dist_jax.machine import is_described
 from keras_dist_jax.placement import shard_on
 from keras_dist_jax.running import Running
 from keras_dist_jax.running import Values
-from keras_dist_jax.targets import is_described
 
 
 class LooseLayout(SingleLayout):

@@ -19,13 +19,13 @@ from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.machine import jit
 from keras_dist_jax.optimizer_calls import OptimizerCalls
 from keras_dist_jax.partition import Partition
 from keras_dist_jax.partition import Update
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Values
 from keras_dist_jax.running import all_values
-from keras_dist_jax.targets import jit
 from keras_dist_jax.trainer import Trainer
 
 

@@ -21,7 +21,6 @@ from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.home import Home
-from keras_dist.plugin.powers import CompilesSteps
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist_jax import batches
 from keras_dist_jax import keras_internals as internals
@@ -36,19 +35,19 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.layout import jax_devices
+from keras_dist_jax.machine import described
+from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import CentralHome
 from keras_dist_jax.placement import JaxHome
 from keras_dist_jax.placement import own_shard_on
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
-from keras_dist_jax.targets import described
-from keras_dist_jax.targets import jit
 from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.trainer import Trainer
 from keras_dist_jax.workers import JaxWorkers
 
 
-class JaxExecutor(Executor, CompilesSteps):
+class JaxExecutor(Executor):
     """The executor of Keras' own trainer and steps on a layout."""
 
     # Where the single copies of variables are; `None` without any.
@@ -216,6 +215,7 @@ class JaxExecutor(Executor, CompilesSteps):
         return Trainer(Running(model, self.layout, self.gate))
 
     def trace_step(self, model: keras.Model, batch: Any) -> None:
+        """Notes the programs of a step of `fit`, for a described batch."""
         self._trainer_of(model).trace_step(jax.tree.map(described, batch))
 
     def rows_in_fit(self, batch: Any) -> list[range]:

@@ -34,7 +34,9 @@ def _of_equation(equation: Any) -> int:
         length = _size_of(equation.invars[1]) // int(
             kernel[numbers.rhs_spec[0]]
         )
-        return 2 * length * _size_of(equation.outvars[0])
+        # A transposed convolution has zeros between its inputs.
+        zeros = math.prod(map(int, params["lhs_dilation"]))
+        return 2 * length * _size_of(equation.outvars[0]) // zeros
     parts = [_total(program) for program in inner(equation)]
     if name == "cond":
         return max(parts, default=0)

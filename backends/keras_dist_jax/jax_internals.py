@@ -26,8 +26,8 @@ import jax
 from jax.extend import core
 
 from keras_dist.internals.private_names import private
-from keras_dist_jax.targets import described
-from keras_dist_jax.targets import is_described
+from keras_dist_jax.machine import described
+from keras_dist_jax.machine import is_described
 
 _dispatch = private("jax._src.dispatch")
 _ArrayImpl = private("jax._src.array.ArrayImpl")

@@ -10,7 +10,7 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
-from keras_dist_jax.targets import is_described
+from keras_dist_jax.machine import is_described
 
 
 class JoinedPerReplica(PerReplica):

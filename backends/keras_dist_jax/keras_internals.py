@@ -11,6 +11,8 @@
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
 | `Model._losses_override` | keeps tracers of a trace that failed |
 | `keras.src.backend.jax.core.cond` | branches that assign variables |
+| `keras.src.backend.jax.nn._can_use_flash_attention` | a kernel for TPUs that |
+| | XLA can't divide over devices |
 | `keras.src.random.seed_generator.global_seed_generator` | refused in traces |
 | the attribute `global_seed_generator` of Keras' global state | its generator |
 | `LossScaleOptimizer._common_apply` | replaced: its branches assign |
@@ -21,6 +23,7 @@
 import contextlib
 import functools
 import inspect
+import threading
 import types
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -28,12 +31,14 @@ from typing import Any
 
 import keras
 
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.keras_internals import trainable_variables
 from keras_dist.internals.private_names import private
 from keras_dist.sharding.supported import inner_of
 
 core = private("keras.src.backend.jax.ops.core", "keras.src.backend.jax.core")
+nn = private("keras.src.backend.jax.ops.nn", "keras.src.backend.jax.nn")
 seed_generator = private("keras.src.random.seed_generator")
 
 for _name in (
@@ -43,6 +48,10 @@ for _name in (
     "keras.optimizers.Optimizer._get_current_learning_rate",
 ):
     private(_name)
+private(
+    "keras.src.backend.jax.ops.nn._can_use_flash_attention",
+    "keras.src.backend.jax.nn._can_use_flash_attention",
+)
 private("keras.Model.state_sync", "keras.Model.jax_state_sync")
 # The methods by which `fit` hands back what a step changed. Keras 3.16 has two.
 SYNCS = tuple(
@@ -219,6 +228,51 @@ def original(model: keras.Model, name: str) -> Callable[..., Any]:
 def hook_cond(hook: Callable[[Any], Any]) -> None:
     """Wraps the function that `keras.ops.cond` calls."""
     core.cond = hook(core.cond)
+
+
+class _Attention(threading.local):
+    is_divided = False
+
+
+_attention = _Attention()
+
+
+@functools.cache
+def _hook_attention() -> None:
+    original = nn._can_use_flash_attention
+
+    @functools.wraps(original)
+    def _can_use_flash_attention(
+        *args: Any, raise_error: bool = False, **kwargs: Any
+    ) -> Any:
+        if not _attention.is_divided:
+            return original(*args, raise_error=raise_error, **kwargs)
+        if raise_error:
+            raise UnsupportedModelError(
+                "Keras' flash attention for TPUs is one kernel, which can't be "
+                "divided over the replicas of `fit`. Received: "
+                "flash_attention=True. Expected: None, for plain attention on "
+                "several TPUs, or a loop of your own with "
+                "`keras_dist.function`, where each replica runs the kernel."
+            )
+        return False
+
+    nn._can_use_flash_attention = _can_use_flash_attention
+
+
+def with_divided_attention(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps a step that all TPUs run together from kernels of one TPU."""
+    _hook_attention()
+
+    @functools.wraps(step)
+    def divided(*args: Any) -> Any:
+        before, _attention.is_divided = _attention.is_divided, True
+        try:
+            return step(*args)
+        finally:
+            _attention.is_divided = before
+
+    return divided
 
 
 def hook_global_seed(hook: Callable[[Any], Any]) -> None:

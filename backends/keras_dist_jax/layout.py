@@ -22,7 +22,11 @@ from keras_dist.core.device import Device
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
-from keras_dist_jax import targets
+from keras_dist_jax.machine import described
+from keras_dist_jax.machine import is_described
+from keras_dist_jax.machine import is_elsewhere
+from keras_dist_jax.machine import jit
+from keras_dist_jax.machine import local_devices
 
 # Names of the state's groups in a training step.
 _GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -70,8 +74,8 @@ class Layout(ABC):
 
     def place(self, array: Any) -> Any:
         """Puts an array on this layout; the result may share its buffers."""
-        if targets.is_described(array):
-            return targets.described(array, self.sharding)
+        if is_described(array):
+            return described(array, self.sharding)
         return jax.device_put(array, self.sharding)
 
     def widen(self, array: Any) -> Any:
@@ -117,7 +121,7 @@ class Layout(ABC):
         state = None if is_sharded else whole
 
         def on(batch: Any) -> Callable[..., Any]:
-            compiled: Callable[..., Any] = targets.jit(
+            compiled: Callable[..., Any] = jit(
                 _with_rows(step, self.unpad),
                 _named,
                 donate_argnums=0 if donate else (),
@@ -165,7 +169,7 @@ def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
 def default_device(device: Any) -> contextlib.AbstractContextManager[Any]:
     """Makes a device JAX's default, unless it is already."""
     current = jax.config.jax_default_device or jax.local_devices()[0]
-    if device == current or targets.is_elsewhere(device):
+    if device == current or is_elsewhere(device):
         return contextlib.nullcontext()
     context: contextlib.AbstractContextManager[Any] = jax.default_device(device)
     return context
@@ -267,15 +271,18 @@ class WideLayout(MeshLayout):
 
     @functools.cached_property
     def references(self) -> int:
-        """The number of references that an array has to its narrowed one."""
+        """The references to a variable's array that its wide array has.
+
+        It is for arrays that a program gave, and that were narrowed.
+        """
         wide = self.widen(self.place(np.zeros(())))
         own = [self.narrow(wide)]
         return next(map(arrays.COUNT, own)) - arrays.ALONE
 
     def widen(self, array: Any) -> Any:
-        if targets.is_described(array):
+        if is_described(array):
             is_own = array.sharding == self.sharding
-            return targets.described(array, self.whole) if is_own else array
+            return described(array, self.whole) if is_own else array
         if not array.is_fully_addressable:
             return array
         return jax.make_array_from_single_device_arrays(
@@ -337,7 +344,7 @@ _TYPES = {
 
 def jax_devices() -> dict[Device, Any]:
     """Returns this worker's `jax.Device`s, the default platform's first."""
-    found = list(targets.local_devices())
+    found = list(local_devices())
     if found[0].platform != "cpu":
         # JAX_PLATFORMS may exclude the CPU.
         with contextlib.suppress(RuntimeError):

@@ -27,12 +27,12 @@ from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import WideLayout
+from keras_dist_jax.machine import is_described
+from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
-from keras_dist_jax.targets import is_described
-from keras_dist_jax.targets import jit
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import raise_explained
@@ -121,7 +121,7 @@ class Program:
             protect = not self.num_calls
             if protect or max(map(COUNT, donated), default=0) > ALONE + _OWN:
                 arrays.copy_shared(donated, _OWN, copy_all=protect)
-            elif self._sharing:
+            if self._sharing and not protect:
                 self._copy_held(donated)
             try:
                 self._gate.dispatch(
@@ -150,11 +150,15 @@ class Program:
 
     def _copy_held(self, donated: list[Any]) -> None:
         """Copies arrays whose memory a user may have through a variable."""
-        assert isinstance(self._several, WideLayout)
-        most = ALONE + _SHARED + self._several.references
-        own = [self._taken[index].seen for index in self._sharing]
-        for index, count in zip(self._sharing, map(COUNT, own), strict=True):
-            if count > most:
+        layout = self._several
+        assert isinstance(layout, WideLayout)
+        slots: list[Any] = [self._taken[index] for index in self._sharing]
+        counts = map(COUNT, [slot.seen for slot in slots])
+        for index, slot, count in zip(
+            self._sharing, slots, counts, strict=True
+        ):
+            known = _SHARED + (layout.references if slot.was_given else 0)
+            if count > ALONE + known:
                 donated[index] = arrays.copy_of(donated[index])
 
     def _here(self, leaf: Any) -> Any:

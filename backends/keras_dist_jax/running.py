@@ -25,10 +25,10 @@ from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.machine import is_described
 from keras_dist_jax.slots import ShardedSlot
 from keras_dist_jax.slots import SlotInFit
 from keras_dist_jax.slots import slot_in_fit
-from keras_dist_jax.targets import is_described
 
 Values = list[list[Any]]
 

@@ -35,12 +35,12 @@ from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.machine import jit
 from keras_dist_jax.optimizer_calls import Updates
 from keras_dist_jax.placement import SlotHome
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
 from keras_dist_jax.shards import Shards
-from keras_dist_jax.targets import jit
 from keras_dist_jax.trainer import Trainer
 from keras_dist_jax.workers import JaxWorkers
 

@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.targets import described_value
-from keras_dist_jax.targets import is_described
-from keras_dist_jax.targets import machine
+from keras_dist_jax.machine import current_machine
+from keras_dist_jax.machine import described_value
+from keras_dist_jax.machine import is_described
 from keras_dist_jax.tracing import eagerly
 
 # Attributes of a sharded variable: its array, and the array's `Shards`.
@@ -137,7 +137,11 @@ def is_sharded(variable: keras.Variable) -> bool:
 def split(variable: keras.Variable, layout: Layout) -> None:
     """Leaves each replica only its part of a variable; cheap to repeat."""
     value = None if is_sharded(variable) else internals.array_of(variable)
-    if value is None and machine() is not None and not is_sharded(variable):
+    if (
+        value is None
+        and current_machine() is not None
+        and not is_sharded(variable)
+    ):
         value = described_value(variable, layout.sharding)
     if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return

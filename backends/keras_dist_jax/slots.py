@@ -19,11 +19,11 @@ from keras_dist_jax import shards
 from keras_dist_jax.joined import join
 from keras_dist_jax.joined import parts_of
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.machine import current_machine
+from keras_dist_jax.machine import described_value
+from keras_dist_jax.machine import is_described
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.placement import place
-from keras_dist_jax.targets import described_value
-from keras_dist_jax.targets import is_described
-from keras_dist_jax.targets import machine
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
@@ -112,7 +112,7 @@ class WholeSlot(Slot):
 
     def _described(self) -> Any:
         """Returns an array without values, if programs don't run."""
-        if machine() is None:
+        if current_machine() is None:
             return None
         sharding = None if self._layout is None else self._layout.sharding
         return self._copy(described_value(self.variable, sharding))
@@ -193,6 +193,8 @@ class CopiedSlot(WholeSlot):
         # copy that was sent away can be deleted. One of several devices may be
         # the variable's own.
         self.shares_memory = home is layout
+        # Whether a program gave the array that the variable has now.
+        self.was_given = False
         is_away = home is not None and not {*home.devices} & {*layout.devices}
         self.donates = self.shares_memory or is_away
 
@@ -207,11 +209,13 @@ class CopiedSlot(WholeSlot):
 
     def refresh(self) -> Any:
         copy = super().refresh()
+        self.was_given = False
         self._forget()
         return copy
 
     def keep(self, array: Any) -> None:
         super().keep(array)
+        self.was_given = True
         self._forget()
 
     def _forget(self) -> None:
@@ -231,7 +235,7 @@ class SplitSlot(Slot):
     def refresh(self) -> Any:
         variable: Any = self.variable
         if internals.array_of(variable) is None:
-            if machine() is None:
+            if current_machine() is None:
                 return None
             values = [described_value(variable, None)]
             return join(values, True, self._layout)

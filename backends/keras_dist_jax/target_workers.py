@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from keras import ops
+
 from keras_dist.plugin.workers import Workers
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.workers import JaxWorkers
@@ -23,6 +25,9 @@ class TargetWorkers(JaxWorkers):
 
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         return list(tensors)
+
+    def concatenate(self, tensor: Any, axis: int) -> Any:
+        return ops.concatenate([tensor] * self.cluster.num_workers, axis=axis)
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         return [list(numbers) for _ in range(self.cluster.num_workers)]

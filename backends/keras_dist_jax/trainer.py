@@ -152,7 +152,7 @@ class Trainer:
         if getattr(model, name) is None or force:
             predicts = kind == "predict"
             step = self._step(
-                stateless(model, f"{kind}_step"),
+                self._stateless(f"{kind}_step"),
                 trains=kind == "train",
                 # Keras concatenates the outputs of several steps on the
                 # devices.
@@ -161,6 +161,14 @@ class Trainer:
             loop = internals.loop_of(model, step, concatenate=predicts)
             setattr(model, name, loop)
         return getattr(model, name)
+
+    def _stateless(self, name: str) -> StepFn:
+        """Returns a step, so that it can run on all of the layout's devices."""
+        step, layout = stateless(self.running.model, name), self.running.layout
+        is_tpu = layout.devices[0].platform == "tpu"
+        if layout.num_replicas > 1 and is_tpu:
+            return internals.with_divided_attention(step)
+        return step
 
     def trace_step(self, batch: Any) -> None:
         """Runs one step of `fit`; on a target, it is traced and noted."""
@@ -172,7 +180,7 @@ class Trainer:
                 "run_eagerly=True or jit_compile=False. Expected: a model "
                 "that was compiled without them."
             )
-        step = self._step(stateless(running.model, "train_step"), trains=True)
+        step = self._step(self._stateless("train_step"), trains=True)
         state = running.begin(
             internals.STATE_GROUPS, take_away=False, donate=True
         )

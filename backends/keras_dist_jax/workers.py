@@ -27,7 +27,7 @@ from keras_dist.plugin.workers import Workers
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate
-from keras_dist_jax.targets import devices_by_worker
+from keras_dist_jax.machine import devices_by_worker
 from keras_dist_jax.watch import Watch
 
 _AXIS = "worker"

@@ -3,8 +3,9 @@
 import contextlib
 import os
 import re
+import signal
+import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 
 # Information, the line that says where it goes, and what the compiler for GPUs
@@ -17,18 +18,33 @@ _NOISE = re.compile(
 
 @contextlib.contextmanager
 def without_log_noise() -> Iterator[None]:
-    """Holds back standard error, and then writes all but log information."""
-    sys.stderr.flush()
+    """Lets another process pass on standard error, but for log information."""
+    # A process of its own, because this one may be aborted.
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            held.seek(0)
-            for line in held:
-                if not _NOISE.match(line):
-                    os.write(2, line)
+    reading, writing = os.pipe()
+    command = [sys.executable, "-I", "-S", __file__]
+    passing = subprocess.Popen(command, stdin=reading)
+    os.close(reading)
+    sys.stderr.flush()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        passing.wait()
+
+
+def _pass_on() -> None:
+    """Writes the lines of standard input to standard error, but for noise."""
+    # Ctrl-C is for the process whose lines they are.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in iter(sys.stdin.buffer.readline, b""):
+        if not _NOISE.match(line):
+            os.write(2, line)
+
+
+if __name__ == "__main__":
+    _pass_on()

@@ -14,6 +14,7 @@ from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
 from keras_dist.cli.log_noise import without_log_noise
+from keras_dist.errors import KerasDistError
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import load_of_parameters
 
@@ -135,7 +136,8 @@ def plan(
         str | None,
         typer.Option(
             help="jax, tensorflow or torch, to make --model with.",
-            show_default="KERAS_BACKEND, else the first installed",
+            show_default="KERAS_BACKEND, else the first installed; jax for "
+            "--target",
         ),
     ] = None,
 ) -> None:
@@ -208,14 +210,14 @@ def _compile(
     """Compiles a model for a target, and prints what the compiler says."""
     from rich.console import Console
 
-    from keras_dist.planning.compiled import programs_json
-    from keras_dist.planning.compiled import show_programs
-    from keras_dist.planning.compiled import show_targets
+    from keras_dist.planning.program_report import programs_json
+    from keras_dist.planning.program_report import show_programs
+    from keras_dist.planning.program_report import show_targets
     from keras_dist.planning.report import as_json
     from keras_dist.planning.targets import read_target
 
     console = Console(highlight=False)
-    if name == "list":
+    if name.lower() == "list":
         show_targets(console)
         return
     if model is None:
@@ -232,7 +234,7 @@ def _compile(
             programs, load, choice, what = compiled_for(
                 model, target, strategy, is_sharded, batch_size
             )
-    except ValueError as error:
+    except (KerasDistError, ValueError) as error:
         fail(str(error))
     found = programs_json(target, programs) | as_json(load, choice)
     text = json_module.dumps(found, indent=2)
@@ -267,7 +269,6 @@ def _of_model(
 ) -> tuple[Load, str]:
     select_backend(backend)
     from keras_dist.cli.jobs.plan import load_of_named
-    from keras_dist.errors import KerasDistError
 
     try:
         return load_of_named(name, optimizer, choice.is_sharded)

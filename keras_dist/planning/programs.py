@@ -8,6 +8,9 @@ from dataclasses import field
 class Collective:
     """All collectives of one kind and group size in a program.
 
+    Those in loops count as often as the loop runs, and those in all branches
+    of a condition count.
+
     Args:
         kind: String, such as `"all-reduce"`.
         devices: Integer, how many devices exchange values with each other.
@@ -41,7 +44,8 @@ class CompiledProgram:
         collectives: Tuple of `Collective`.
         to_host: Integer, how many times it exchanges values with the host.
         flops: Integer, floating-point operations of matrix products and
-            convolutions.
+            convolutions, on average. Of the branches of a condition, the one
+            with the most counts.
         seconds: Float, how long it was compiled.
         refusal: String, why the compiler refused the program: it is too large
             for the device. Nothing behind `batch` is known then.

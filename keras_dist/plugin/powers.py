@@ -37,16 +37,14 @@ class CompilesForTargets(ABC):
         Raises `DeviceError` if the backend can't compile for the target."""
 
     @abstractmethod
-    def compiled(self) -> list[CompiledProgram]:
-        """Compiles the programs that were traced since the last call."""
+    def compiled_step(
+        self, executor: Executor, model: keras.Model, batch: Any
+    ) -> list[CompiledProgram]:
+        """Compiles the step of `fit` for a batch of `keras.KerasTensor`s.
 
-
-class CompilesSteps(ABC):
-    """An executor that can trace a model's training step for a target."""
-
-    @abstractmethod
-    def trace_step(self, model: keras.Model, batch: Any) -> None:
-        """Traces the step of `fit` for a batch of `keras.KerasTensor`s."""
+        The executor is one that was made in the context. Raises
+        `UnsupportedModelError` if programs have been traced before.
+        """
 
 
 class UpdatesParts(ABC):

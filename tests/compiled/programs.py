@@ -63,6 +63,20 @@ def model():
     return made
 
 
+def attention(**options):
+    """A model with attention, for which Keras has a kernel for TPUs."""
+    inputs = keras.Input((128, 128))
+    layer = keras.layers.MultiHeadAttention(1, 128, **options)
+    made = keras.Model(inputs, keras.layers.Dense(1)(layer(inputs, inputs)))
+    made.compile("sgd", "mse")
+    return made
+
+
+def flash():
+    """The same, asked to use the kernel."""
+    return attention(flash_attention=True)
+
+
 def huge():
     """A model that fits no device: it is made without values."""
     inputs = keras.Input((8,), dtype="int32")
@@ -113,7 +127,7 @@ def of_function(target, strategy, is_sharded, rows, steps=None):
             strategy.run(step, args=batch)
         else:
             strategy.executor.compiler.scan(strategy, step, [batch] * steps)
-        return backend.compiled()
+        return backend.compiled_programs()
 
 
 def described(layout, shape, dtype):

@@ -10,10 +10,10 @@ import pytest
 from runs.runs import TESTS
 
 
-def plan(*options):
-    """Runs the command in a process of its own; returns what it prints."""
+def run_plan(*options):
+    """Runs the command in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    run = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "keras_dist.cli", "plan", *options],
         cwd=TESTS,
         env=environment,
@@ -21,6 +21,11 @@ def plan(*options):
         text=True,
         check=False,
     )
+
+
+def plan(*options):
+    """Runs the command; returns what it prints."""
+    run = run_plan(*options)
     # What compilers log is left out.
     assert (run.returncode, run.stderr) == (0, "")
     return run.stdout
@@ -57,3 +62,23 @@ def test_a_model_that_is_too_large_for_a_tpu():
     assert "It does not fit. The compiler says: RESOURCE_EXHAUSTED" in words
     assert "Trainable 137.4 GB" in words
     assert "Temporary values ?" in words
+
+
+def test_keras_kernel_for_attention_is_used_on_one_tpu():
+    """The kernel can't be divided over several TPUs."""
+    of_a_step = {}
+    for target in ("v5e:1x1", "v5e:2x2"):
+        (program,) = planned(
+            "attention", "--target", target, "--batch-size", "4"
+        )["programs"]
+        assert not program["refusal"]
+        of_a_step[target] = program["flops"] * program["devices"]
+    # What the kernel computes is no product of the program.
+    assert of_a_step["v5e:1x1"] < 0.8 * of_a_step["v5e:2x2"]
+
+
+def test_flash_attention_on_several_tpus_is_refused():
+    run = run_plan("--model", "compiled.programs:flash", "--target", "v5e:2x2")
+    assert run.returncode == 2
+    words = " ".join(run.stderr.split())
+    assert "Received: flash_attention=True" in words

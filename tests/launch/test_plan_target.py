@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 import keras_dist
 from keras_dist.cli.main import app
+from keras_dist.planning.tables import bytes_text
 from keras_dist.planning.targets import KINDS
 from keras_dist.planning.targets import read_target
+from keras_dist.plugin.backend import get_backend
 
 BACKEND = keras.backend.backend()
 ON_JAX = pytest.mark.only_on("jax", reason="Only JAX compiles for targets.")
@@ -65,6 +67,48 @@ def without_sizes():
 def open_sizes():
     inputs = keras.Input((None, 4))
     return compiled(keras.Model(inputs, keras.layers.Dense(2)(inputs)))
+
+
+def named():
+    inputs = keras.Input((3,))
+    outputs = [keras.layers.Dense(5, activation="softmax", name="c")(inputs),
+               keras.layers.Dense(2, name="d")(inputs)]
+    model = keras.Model(inputs, outputs)
+    sparse = keras.losses.SparseCategoricalCrossentropy(name="own")
+    model.compile("sgd", {"c": sparse, "d": "mse"})
+    return model
+
+
+def without_loss():
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.ActivityRegularization(0.1)(
+        keras.layers.Dense(2)(inputs)))
+    model.compile("sgd")
+    return model
+
+
+def with_weights():
+    return wide(), np.ones((2, 256)), np.ones((2, 8)), np.ones(2)
+
+
+def of_lists():
+    return wide(), [[1.0] * 256], [[1.0] * 8]
+
+
+def of_text():
+    return wide(), np.array(["a", "b"]), np.ones((2, 8))
+
+
+def trained():
+    model = wide()
+    model.train_on_batch(np.ones((4, 256)), np.ones((4, 8)))
+    return model
+
+
+def own_strategy():
+    import keras_dist
+    with keras_dist.MirroredStrategy(["cpu:0"]).scope():
+        return wide()
 
 
 def wrong_labels():
@@ -178,36 +222,61 @@ def test_more_rows_are_more_work(planned, rows):
 
 
 @ON_JAX
-@pytest.mark.parametrize("model", ["sparse", "with_data"])
+def test_fewer_rows_than_devices_are_on_each(planned):
+    found = planned("wide", "--target", "cpu:4", "--batch-size", "2")
+    (program,) = found["programs"]
+    assert program["batch"] == 2 * 4 * (256 + 8)
+    work = 2 * (2 * 256 * 256 + 3 * 256 * 8) * 2
+    assert program["flops"] == pytest.approx(work, rel=0.02)
+
+
+@ON_JAX
+@pytest.mark.parametrize(
+    "model", ["sparse", "with_data", "named", "without_loss"]
+)
 def test_batches_are_described_for_each_kind_of_model(planned, model):
     found = planned(model, "--target", "cpu:2", "--batch-size", "10")
     sizes = {
         "sparse": 3 * 4 + 4 * 4 + 4 + 2 * 4,  # a row's inputs and labels
         "with_data": 6 * 4 + 3 * 4,
+        "named": 3 * 4 + 4 + 2 * 4,
+        "without_loss": 3 * 4,
     }
     assert found["programs"][0]["batch"] == 5 * sizes[model]
 
 
 @ON_JAX
 def test_nothing_is_left_behind(planned):
+    def trained():
+        keras.utils.set_random_seed(0)
+        with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        model.fit(np.ones((6, 2)), np.ones((6, 1)), verbose=0)
+        return model.get_weights()
+
+    before = trained()
+    workers = get_backend()._workers
     planned("wide", "--target", "cpu:2x2")
-    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    loss = model.fit(np.ones((6, 2)), np.ones((6, 1)), verbose=0)
-    assert np.isfinite(loss.history["loss"][0])
+    assert get_backend()._workers is workers
+    for got, want in zip(trained(), before, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @ON_JAX
-def test_tables_say_what_the_json_has(invoke):
+def test_tables_say_what_the_json_has(invoke, planned):
     result = invoke("--model", "models_for_targets:wide", "--target", "cpu:4")
     assert result.exit_code == 0, result.output
+    found = planned("wide", "--target", "cpu:4")["programs"][0]
+    (collective,) = found["collectives"]
     for words in (
         "compiled for cpu:1x4",
-        "train_step: memory",
-        "4 x cpu",
-        "all-reduce",
+        "train_step: memory 4 x cpu",
+        f"Trainable {bytes_text(found['state']['trainable'])}",
+        f"At most {bytes_text(found['peak'])}",
+        f"all-reduce 4 {collective['count']} "
+        f"{bytes_text(collective['num_bytes'])}",
+        f"{found['flops']:.3g} floating-point operations",
         "Compiled in",
     ):
         assert words in " ".join(result.stdout.split())
@@ -217,10 +286,15 @@ def test_tables_say_what_the_json_has(invoke):
 @pytest.mark.parametrize(
     "model, words",
     [
-        ("uncompiled", "must return a compiled model"),
+        ("uncompiled", "Received: a model without an optimizer"),
         ("without_sizes", "the size of a batch is not known"),
         ("open_sizes", "shapes [(None, None, 4)]"),
-        ("wrong_labels", "can't be traced for a batch of shapes"),
+        ("wrong_labels", "a batch of shapes [(64, 6), (64, 7)]"),
+        ("with_weights", "the wrong number of values"),
+        ("of_lists", "`x` can't be read as a batch"),
+        ("of_text", "`x` can't be read as a batch"),
+        ("trained", "neither trains nor runs it"),
+        ("own_strategy", "the function makes a strategy"),
         ("eager", "there is nothing to compile"),
     ],
 )
@@ -262,9 +336,9 @@ def test_a_strategy_with_one_worker_on_several_hosts(refused):
 
 @ON_JAX
 def test_a_compiler_that_is_not_installed(refused, monkeypatch):
-    from keras_dist_jax import machines
+    from keras_dist_jax import topologies
 
-    monkeypatch.setattr(machines, "find_spec", lambda name: None)
+    monkeypatch.setattr(topologies, "find_spec", lambda name: None)
     spec = ("--model", "models_for_targets:wide")
     for target in ("h100:8", "v5e:4x4"):
         words = refused(*spec, "--target", target)
@@ -321,14 +395,21 @@ def test_log_information_is_held_back_and_nothing_else():
         "    os.write(2, b'I0000 00:00:1.5 7 a.cc:31] information\\n')\n"
         "    os.write(2, b'E0000 00:00:1.5 7 b.cc:9] an error\\n')\n"
         "    os.write(2, b'Illegal instruction\\n')\n"
+        "    if sys.argv[1] == 'abort':\n"
+        "        os.abort()\n"
         "print('after', file=sys.stderr)\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert run.stderr.splitlines() == [
-        "from Python",
-        "E0000 00:00:1.5 7 b.cc:9] an error",
-        "Illegal instruction",
-        "after",
-    ]
+    for way, last in (("end", ["after"]), ("abort", [])):
+        run = subprocess.run(
+            [sys.executable, "-c", code, way],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (run.returncode == 0) == (way == "end")
+        assert run.stderr.splitlines() == [
+            "from Python",
+            "E0000 00:00:1.5 7 b.cc:9] an error",
+            "Illegal instruction",
+            *last,
+        ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 import keras_dist
 from keras_dist.cli.jobs.plan import without_values
@@ -56,11 +57,12 @@ def compiled_for(
         rows = batch_size or _ROWS * strategy.num_replicas_in_sync
         with without_values():
             model, batch = _model_of(spec, function, strategy, rows)
-            with _explained(spec, batch):
+            with _explained(spec, target, batch):
                 model._symbolic_build(data_batch=batch)
-                strategy.executor.trace_step(model, batch)
+                programs = backend.compiled_step(
+                    strategy.executor, model, batch
+                )
             load = load_of(model, model.optimizer)
-        programs = backend.compiled()
     count = model.count_params()
     what = f"{spec}, {count:,} parameters, {model.optimizer.name}"
     return programs, load, choice, f"{what}, {rows:,} rows a step"
@@ -89,36 +91,81 @@ def _model_of(
 ) -> tuple[keras.Model, tuple[Any, Any]]:
     """Makes the model under a strategy, and describes a batch for it."""
     with strategy.scope():
-        given = called(spec, function)
+        given = _given(spec, function)
     model, *data = given if isinstance(given, tuple) and given else (given,)
-    if not isinstance(model, keras.Model) or not model.compiled:
+    optimizer = getattr(model, "optimizer", None)
+    if not isinstance(model, keras.Model) or optimizer is None:
         raise ValueError(
-            f"--model {spec}: the function must return a compiled model to "
-            f"compile its step for a target. Received: {model!r}. Expected: a "
+            f"--model {spec}: the function must return a compiled model, to "
+            f"compile its step. Received: {_kind_of(model)}. Expected: a "
             "`keras.Model`, after `model.compile` with an optimizer and a "
             "loss, alone or in a tuple (model, x, y)."
         )
-    if len(data) == 2:
-        x, y = (keras.tree.map_structure(_Rows(rows).of, d) for d in data)
-    else:
-        x, y = _inputs_of(spec, model, rows), _labels_of(model, rows)
-    return model, (x, y)
-
-
-class _Rows:
-    """Describes batches with a number of rows."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def of(self, array: Any) -> keras.KerasTensor:
-        """Describes a batch of rows like those of an array or a tensor."""
-        dtype = keras.backend.standardize_dtype(array.dtype)
-        # As `fit` does with arrays of NumPy.
-        dtype = {"float64": keras.config.floatx(), "int64": "int32"}.get(
-            dtype, dtype
+    if len(data) not in (0, 2):
+        kinds = ", ".join(map(_kind_of, given))
+        raise ValueError(
+            f"--model {spec}: the function returns the wrong number of values. "
+            f"Received: a tuple of {kinds}. Expected: a model, or a tuple "
+            "(model, x, y)."
         )
-        return keras.KerasTensor((self._rows, *array.shape[1:]), dtype)
+    if data:
+        x = _like_data(spec, "x", rows, data[0])
+        return model, (x, _like_data(spec, "y", rows, data[1]))
+    x = _inputs_of(spec, model, rows)
+    return model, (x, _labels_of(model, rows))
+
+
+def _given(spec: str, function: Callable[[], Any]) -> Any:
+    """Returns what the user's function returns."""
+    try:
+        return called(spec, function)
+    except ValueError as error:
+        if not isinstance(error.__cause__, keras_dist.StrategyMismatchError):
+            raise
+        raise ValueError(
+            f"--model {spec}: the function makes a strategy. The command makes "
+            "one for the target, and calls the function in its scope. "
+            "Expected: a function that only makes and compiles a model."
+        ) from error
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, keras.Model):
+        is_ready = getattr(value, "optimizer", None) is not None
+        return "a model" if is_ready else "a model without an optimizer"
+    return f"an object of type {type(value).__name__}"
+
+
+def _like_data(spec: str, name: str, rows: int, data: Any) -> Any:
+    """Describes a batch of rows like those of the user's data."""
+    leaves = keras.tree.flatten(data) if data is not None else []
+    shapes = [getattr(leaf, "shape", None) for leaf in leaves]
+    dtypes = [str(getattr(leaf, "dtype", "")) for leaf in leaves]
+    if not leaves or not all(shapes) or not all(map(_is_numeric, dtypes)):
+        kinds = ", ".join(sorted({*map(_kind_of, leaves)})) or "nothing"
+        raise ValueError(
+            f"--model {spec}: `{name}` can't be read as a batch. Received: "
+            f"{kinds}. Expected: arrays of numbers with rows, or lists, "
+            "tuples or dicts of them."
+        )
+    return keras.tree.map_structure(lambda leaf: _rows_like(leaf, rows), data)
+
+
+def _is_numeric(dtype: str) -> bool:
+    try:
+        return bool(keras.backend.standardize_dtype(dtype) != "string")
+    except (TypeError, ValueError):
+        return False
+
+
+def _rows_like(array: Any, rows: int) -> keras.KerasTensor:
+    """Describes rows like those of an array or a tensor, as `fit` has them."""
+    dtype = keras.backend.standardize_dtype(array.dtype)
+    if isinstance(array, np.ndarray) and dtype == "float64":
+        dtype = keras.config.floatx()
+    # JAX has no other integers unless it is told so.
+    dtype = {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
+    return keras.KerasTensor((rows, *array.shape[1:]), dtype)
 
 
 def _inputs_of(spec: str, model: keras.Model, rows: int) -> Any:
@@ -132,7 +179,7 @@ def _inputs_of(spec: str, model: keras.Model, rows: int) -> Any:
             "only the first size is open, or a function that returns "
             "(model, x, y) with arrays of the right shapes."
         )
-    return keras.tree.map_structure(_Rows(rows).of, inputs)
+    return keras.tree.map_structure(lambda i: _rows_like(i, rows), inputs)
 
 
 def _nest_of(model: keras.Model, name: str) -> Any:
@@ -146,39 +193,58 @@ def _nest_of(model: keras.Model, name: str) -> Any:
 
 def _labels_of(model: keras.Model, rows: int) -> Any:
     """Describes labels: classes for a sparse loss, else as the outputs are."""
-    like = _Rows(rows).of
+    outputs, losses = _nest_of(model, "output"), model.loss
+    if losses is None:
+        return None
 
     def described(output: Any, loss: Any) -> keras.KerasTensor:
-        name = loss if isinstance(loss, str) else getattr(loss, "name", "")
-        name = name or getattr(loss, "__name__", "")
-        if "sparse" in name.lower():
+        if _is_sparse(loss):
             return keras.KerasTensor((rows, *output.shape[1:-1]), "int32")
-        return like(output)
+        return _rows_like(output, rows)
 
-    outputs, losses = _nest_of(model, "output"), model.loss
-    if isinstance(losses, dict) and isinstance(outputs, dict):
+    if isinstance(outputs, dict):
+        by_name = losses if isinstance(losses, dict) else {}
         return {
-            key: described(each, losses.get(key))
+            key: described(each, by_name.get(key, losses))
             for key, each in outputs.items()
         }
     if isinstance(outputs, (list, tuple)):
-        many = isinstance(losses, (list, tuple))
-        several = losses if many else [losses] * len(outputs)
+        several = losses
+        if isinstance(losses, dict):
+            several = [losses.get(name) for name in model.output_names]
+        elif not isinstance(losses, (list, tuple)):
+            several = [losses] * len(outputs)
         return [*map(described, outputs, several)]
-    return keras.tree.map_structure(lambda o: described(o, losses), outputs)
+    if isinstance(losses, (list, tuple, dict)) and len(losses) == 1:
+        (losses,) = losses.values() if isinstance(losses, dict) else losses
+    return described(outputs, losses)
+
+
+def _is_sparse(loss: Any) -> bool:
+    """Tells whether a loss of Keras, or one with such a name, takes classes."""
+    if isinstance(loss, keras.losses.Loss):
+        loss = getattr(loss, "fn", type(loss))
+    name = loss if isinstance(loss, str) else getattr(loss, "__name__", "")
+    return "sparse" in name.lower()
 
 
 @contextlib.contextmanager
-def _explained(spec: str, batch: tuple[Any, Any]) -> Iterator[None]:
-    """Names the shapes of the batch in the errors of a model and its loss."""
+def _explained(
+    spec: str, target: Target, batch: tuple[Any, Any]
+) -> Iterator[None]:
+    """Names the model, the target and the batch in errors of the step."""
     try:
         yield
     except keras_dist.KerasDistError:
         raise
     except Exception as error:
-        shapes = [tuple(leaf.shape) for leaf in keras.tree.flatten(batch)]
+        leaves = [
+            leaf for leaf in keras.tree.flatten(batch) if leaf is not None
+        ]
+        shapes = [tuple(leaf.shape) for leaf in leaves]
         raise ValueError(
-            f"--model {spec}: the training step can't be traced for a batch "
-            f"of shapes {shapes}: {told(error)} If the shapes are wrong, "
-            "return (model, x, y), with arrays of the right shapes."
+            f"--model {spec}: the training step can't be compiled for {target} "
+            f"and a batch of shapes {shapes}. It failed with {told(error)} If "
+            "the shapes are wrong, return (model, x, y), with arrays of the "
+            "right shapes."
         ) from error

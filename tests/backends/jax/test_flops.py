@@ -13,6 +13,16 @@ A, B = np.ones((3, 4), "float32"), np.ones((4, 5), "float32")
 PRODUCT = 2 * 3 * 4 * 5
 
 
+def of_inputs(a):
+    """The derivative of a convolution that skips every other row and column."""
+
+    def total(x):
+        kernel = np.ones((5, 3, 2, 2), "float32")
+        return lax.conv(x, kernel, (2, 2), "VALID").sum()
+
+    return jax.grad(total)(np.ones((1, 3, 8, 8), "float32") * a.sum())
+
+
 def images(groups):
     return lax.conv_general_dilated(
         np.ones((2, 8, 8, 4), "float32"),
@@ -45,6 +55,7 @@ def images(groups):
             ),
             3 * PRODUCT,
         ),
+        (lambda a, b: of_inputs(a), 2 * 2 * (4 * 4 * 5) * (3 * 2 * 2)),
         (
             lambda a, b: jax.grad(lambda a: (a @ b).sum() ** 2)(a),
             2 * PRODUCT,

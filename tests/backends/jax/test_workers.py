@@ -44,11 +44,11 @@ def test_a_step_has_one_all_reduce():
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_function_uses_memory_again_that_nobody_holds(devices):
-    for again, before, after, has_changed in keras_dist.launch(
+    for is_used_again, found in keras_dist.launch(
         worker_jobs.donated, workers=2, devices=devices, timeout=400
     ):
-        assert again and has_changed
-        np.testing.assert_array_equal(before, after)
+        assert is_used_again
+        assert found == dict.fromkeys(found, (True, True))
 
 
 def test_state_stays_on_its_worker():

@@ -64,14 +64,15 @@ def everything():
 def donated():
     """What steps of a function do to the memory of a variable.
 
-    Returns whether it is used again, and what happens to a value that a user
-    holds: its numbers before and after, and whether the variable went on.
+    Returns whether it is used again, and for each way in which a variable gets
+    a value that a user then holds: whether that one has the same numbers after
+    a step, and whether the variable has others.
     """
     strategy = keras_dist.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = make_model()
-        optimizer = keras.optimizers.Adam(0.1)
-        optimizer.build(model.trainable_variables)
+    model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
+    kernel, optimizer = model.weights[0], model.optimizer
 
     @keras_dist.function
     def step(x):
@@ -83,23 +84,37 @@ def donated():
         optimizer.apply(gradients, variables)
 
     (batch,) = strategy.experimental_distribute_dataset([X[:8]])
-    kernel = model.weights[0]
-    for _ in range(2):
+
+    def run():
         strategy.run(step, args=(batch,))
-    before = pointers(kernel)
-    strategy.run(step, args=(batch,))
-    is_used_again = pointers(kernel) == before
-    held = kernel.value
-    numbers = np.array(held)
-    strategy.run(step, args=(batch,))
-    has_changed = not np.array_equal(np.array(kernel.value), numbers)
-    return is_used_again, numbers, np.array(held), has_changed
 
+    def pointers():
+        shards = kernel._value.addressable_shards
+        return {shard.data.unsafe_buffer_pointer() for shard in shards}
 
-def pointers(variable):
-    """The addresses of a variable's memory."""
-    shards = variable._value.addressable_shards
-    return {shard.data.unsafe_buffer_pointer() for shard in shards}
+    for _ in range(2):
+        run()
+    before = pointers()
+    run()
+    is_used_again = pointers() == before
+    ways = {
+        "a step": run,
+        "assign": lambda: kernel.assign(np.ones(kernel.shape, "float32")),
+        "set_weights": lambda: model.set_weights(model.get_weights()),
+        "fit": lambda: model.fit(X[:8], Y[:8], batch_size=4, verbose=0),
+    }
+    found = {}
+    for name, give in ways.items():
+        give()
+        held = kernel.value
+        numbers = np.array(held)
+        run()
+        found[name] = (
+            np.array_equal(np.array(held), numbers),
+            not np.array_equal(np.array(kernel.value), numbers),
+        )
+        del held
+    return is_used_again, found
 
 
 def collectives(workers):

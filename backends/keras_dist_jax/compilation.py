@@ -1,4 +1,4 @@
-"""Compiles the programs that were noted for a target, and reads them."""
+"""Compiles the programs that were noted for a machine, and reads them."""
 
 import math
 import time
@@ -10,13 +10,13 @@ from keras_dist.plugin.targets import CompiledProgram
 from keras_dist_jax.flops import flops_of
 from keras_dist_jax.hlo import collectives_in
 from keras_dist_jax.hlo import host_transfers_in
-from keras_dist_jax.targets import Machine
-from keras_dist_jax.targets import Noted
+from keras_dist_jax.machine import Machine
+from keras_dist_jax.machine import Noted
 
 BATCH = "batch"
 
 
-def compiled(noted: Noted, machine: Machine) -> CompiledProgram:
+def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
     """Compiles a program and returns what it does."""
     start = time.monotonic()
     traced = noted.traced
@@ -51,7 +51,9 @@ def compiled(noted: Noted, machine: Machine) -> CompiledProgram:
     memory, text = program.memory_analysis(), program.as_text()
     aliased = memory.alias_size_in_bytes
     outputs = memory.output_size_in_bytes - aliased
-    resident = memory.argument_size_in_bytes + outputs
+    # Arguments that a program does not use are in memory all the same.
+    resident = max(memory.argument_size_in_bytes, sum(groups.values()) + batch)
+    resident += outputs
     # A TPU's compiler reports no temporary values, and a GPU's a peak that
     # leaves out some of them.
     peak = max(
@@ -69,8 +71,17 @@ def compiled(noted: Noted, machine: Machine) -> CompiledProgram:
         peak=peak,
         collectives=collectives_in(text, devices),
         to_host=host_transfers_in(text),
-        flops=flops_of(traced.jaxpr, devices),
+        flops=flops_of(traced.jaxpr, devices if _is_cut(noted) else 1),
         seconds=seconds,
+    )
+
+
+def _is_cut(noted: Noted) -> bool:
+    """Tells whether devices have different rows of the batch."""
+    return any(
+        not array.sharding.is_fully_replicated
+        for array in jax.tree.leaves(noted.groups.get(BATCH))
+        if array.sharding is not None
     )
 
 

@@ -15,6 +15,8 @@ from keras_dist.planning.targets import KINDS
 from keras_dist.planning.targets import Target
 from keras_dist.planning.targets import TargetKind
 
+# Terms that only a compiler knows.
+_OF_COMPILER = ("results", "temporary values")
 # The part of a GPU's memory that JAX takes unless it is told another one.
 _TAKEN = 0.75
 
@@ -110,7 +112,7 @@ def _memory(program: CompiledProgram, kind: TargetKind) -> Table:
         "", (f"{program.name}: memory", tables.WORD), (where, tables.NUMBER)
     )
     for name, num_bytes in _terms(program).items():
-        is_known = num_bytes or not program.refusal
+        is_known = name not in _OF_COMPILER or not program.refusal
         text = tables.bytes_text(num_bytes) if is_known else "?"
         made.add_row(name.capitalize(), text)
     if not program.refusal:
@@ -153,11 +155,11 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
                 "XLA_PYTHON_CLIENT_MEM_FRACTION to a larger part."
             )
     if program.to_host:
-        yield f"A step exchanges values with the host {program.to_host} times."
+        yield f"Exchanges of values with the host in a step: {program.to_host}."
     if program.flops:
         yield (
             f"{program.flops:.3g} floating-point operations in the matrix "
-            "products and convolutions of a device."
+            "products and convolutions of a device, on average."
         )
     yield f"Compiled in {program.seconds:.1f} s."
 

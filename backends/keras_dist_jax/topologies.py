@@ -1,6 +1,9 @@
 """The machines of targets: their devices, as the compilers know them."""
 
+import contextlib
 import os
+from collections.abc import Iterator
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -8,7 +11,7 @@ import jax
 
 from keras_dist.errors import DeviceError
 from keras_dist.plugin.targets import Target
-from keras_dist_jax.targets import Machine
+from keras_dist_jax.machine import Machine
 
 # The compiler for TPUs looks for a machine with TPUs unless it is told about
 # one. The type is any: the slice is said by name.
@@ -23,6 +26,10 @@ _TPU_SETTINGS = {
 _COMPILERS = {
     "gpu": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
     "tpu": ("libtpu",),
+}
+# Slices of other sizes have hosts of four chips.
+_ON_ONE_HOST = {
+    (kind, sides) for kind in ("v5e", "v6e") for sides in ((1, 1), (2, 4))
 }
 _NO_TUNING = {"xla_gpu_autotune_level": "0"}  # it would run kernels
 _HOPPER = {
@@ -109,9 +116,10 @@ def _topology(target: Target) -> Any:
     from jax.experimental import topologies
 
     if target.kind.platform == "tpu":
-        for name, value in _TPU_SETTINGS.items():
-            os.environ.setdefault(name, value)
-        return topologies.get_topology_desc(str(target), platform="tpu")
+        with _settings(_TPU_SETTINGS):
+            return topologies.get_topology_desc(
+                str(target), platform="tpu", **_bounds(target)
+            )
     hosts, count = target.sides
     return topologies.get_topology_desc(
         target.kind.name,
@@ -119,6 +127,25 @@ def _topology(target: Target) -> Any:
         topology=f"{hosts}x1x{count}",
         target_config=_description(target),
     )
+
+
+def _bounds(target: Target) -> dict[str, Any]:
+    """Returns the chips of a host, where they are not four as elsewhere."""
+    if (target.kind.name, target.sides) not in _ON_ONE_HOST:
+        return {}
+    return {"chips_per_host_bounds": [*target.sides, 1]}
+
+
+@contextlib.contextmanager
+def _settings(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables that are not set, while open."""
+    added = {k: v for k, v in values.items() if k not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _description(target: Target) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 
 import jax
 
-# Names groups of a program's arguments, of which one is the batch.
+# Takes a program's arguments; returns groups of them by name. One is the batch.
 Names = Callable[..., Mapping[str, Any]]
+# Takes a program's described results; returns those that its caller gets.
 Gives = Callable[[Any], Any]
 
 
@@ -29,13 +30,13 @@ class Noted:
     groups: Mapping[str, Any]  # described arrays, in nests
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Machine:
     """The devices of a target, by worker, and how to compile for them."""
 
     devices: tuple[tuple[Any, ...], ...]
     options: dict[str, str]
-    noted: list["Noted"] = field(default_factory=list)
+    noted: list[Noted] = field(default_factory=list)
 
     @property
     def platform(self) -> str:
@@ -47,7 +48,7 @@ class Machine:
 _machines: list[Machine] = []
 
 
-def machine() -> Machine | None:
+def current_machine() -> Machine | None:
     """Returns the machine to compile for, or `None` to run programs."""
     return _machines[-1] if _machines else None
 
@@ -55,22 +56,34 @@ def machine() -> Machine | None:
 @contextlib.contextmanager
 def compiling_for(found: Machine) -> Iterator[None]:
     """Makes a machine's devices stand in for JAX's."""
+    names = {"devices": jax.devices, "default_backend": jax.default_backend}
+    if found.platform == "tpu":
+        # Keras asks for it, to choose kernels. Those for GPUs need cuDNN, which
+        # is not here.
+        everyones = [device for own in found.devices for device in own]
+        vars(jax).update(
+            devices=lambda platform=None: (
+                names["devices"](platform) if platform else everyones
+            ),
+            default_backend=lambda: found.platform,
+        )
     _machines.append(found)
     try:
         yield
     finally:
-        _machines.remove(found)
+        _machines.pop()
+        vars(jax).update(names)
 
 
 def local_devices() -> Sequence[Any]:
     """Returns the devices of this process, or of a target's first worker."""
-    current = machine()
+    current = current_machine()
     return jax.local_devices() if current is None else current.devices[0]
 
 
 def devices_by_worker(platform: str | None, num_workers: int) -> list[Any]:
     """Returns each worker's devices, in any order."""
-    current = machine()
+    current = current_machine()
     if current is not None:
         return [list(own) for own in current.devices]
     by_worker: list[list[Any]] = [[] for _ in range(num_workers)]
@@ -81,7 +94,7 @@ def devices_by_worker(platform: str | None, num_workers: int) -> list[Any]:
 
 def is_elsewhere(device: Any) -> bool:
     """Tells whether a device belongs to a machine that is not here."""
-    return machine() is not None and device.platform != "cpu"
+    return current_machine() is not None and device.platform != "cpu"
 
 
 def is_described(array: Any) -> bool:
@@ -133,7 +146,7 @@ def jit(
             that the caller gets.
         **options: Of `jax.jit`.
     """
-    program, current = jax.jit(fn, **options), machine()
+    program, current = jax.jit(fn, **options), current_machine()
     if current is None:
         return program
     return _ToBeNoted(program, names, gives, current)
