@@ -1,10 +1,10 @@
 """Reads the text of a compiled program: its collectives, its talk to a host."""
 
+import dataclasses
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from keras_dist.plugin.targets import Collective
 
@@ -38,7 +38,7 @@ _HOST = ("infeed", "outfeed")
 _CALLBACK = re.compile(r'custom_call_target="[^"]*callback[^"]*"')
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class _Line:
     """One instruction: its results' type, its operation, and its text."""
 
@@ -139,12 +139,15 @@ def _computations(text: str) -> tuple[dict[str, list[_Line]], str]:
         if head:
             current = found.setdefault(head[2], [])
             entry = head[2] if head[1] else entry
-        elif line.startswith("}"):
+        elif line.rstrip() == "}":
             current = None
         elif current is not None:
             instruction = _INSTRUCTION.match(line)
             if instruction:
                 current.append(_Line(instruction[1], instruction[2], line))
+            elif current:  # the attributes of a kernel have several lines
+                last = current[-1]
+                current[-1] = dataclasses.replace(last, text=last.text + line)
     return found, entry
 
 

@@ -77,6 +77,14 @@ def flash():
     return attention(flash_attention=True)
 
 
+def attentive():
+    """Layers in which Keras' kernel for TPUs is used."""
+    inputs = keras.Input((128, 128))
+    rows = keras.layers.MultiHeadAttention(1, 128)(inputs, inputs)
+    rows = keras.layers.GlobalAveragePooling1D()(rows)
+    return keras.Model(inputs, keras.layers.Dense(CLASSES)(rows))
+
+
 def huge():
     """A model that fits no device: it is made without values."""
     inputs = keras.Input((8,), dtype="int32")
@@ -92,14 +100,14 @@ def of_fit(target, strategy, is_sharded, rows):
     return compiled_for(spec, target, strategy, is_sharded, rows)[0]
 
 
-def of_function(target, strategy, is_sharded, rows, steps=None):
+def of_function(target, strategy, is_sharded, rows, steps=None, make=layers):
     """The program of a function, or of a scan over several batches."""
     backend = get_backend()
     with backend.on_target(target) as workers:
         choice = choice_on(target, workers, strategy, is_sharded)
         strategy = strategy_of(choice, target)
         with without_values(), strategy.scope():
-            made, optimizer = layers(), keras.optimizers.Adam()
+            made, optimizer = make(), keras.optimizers.Adam()
             optimizer.build(made.trainable_variables)
             mean = keras.metrics.Mean()
 
@@ -120,7 +128,7 @@ def of_function(target, strategy, is_sharded, rows, steps=None):
 
         layout = strategy.executor.layout
         batch = [
-            described(layout, (rows, WIDTH), "float32"),
+            described(layout, (rows, *made.input_shape[1:]), "float32"),
             described(layout, (rows,), "int32"),
         ]
         if steps is None:
@@ -170,6 +178,12 @@ def main(name):
                 "scan": of_function(*choice, rows, steps=STEPS),
             }
         keras.utils.clear_session()
+    if target.kind.platform == "tpu" and len(workers) == 1:
+        found["with a kernel"] = {
+            "function": of_function(
+                target, "mirrored", False, ROWS * count, make=attentive
+            )
+        }
     programs = {
         kind: {
             way: [*map(dataclasses.asdict, made)] for way, made in each.items()

@@ -116,6 +116,17 @@ def test_central_storage_computes_here_and_updates_on_the_host(
     assert update["aliased"] == TRAINED + SLOTS + 8
 
 
+def test_each_replica_of_a_function_runs_a_kernel(compiled):
+    """Keras' attention for TPUs, which XLA can't divide over devices."""
+    _, programs = compiled("v5e:2x2")
+    (program,) = programs["with a kernel"]["function"]
+    # Variables, and two slots of each.
+    gradients = sum(program["state"].values()) / 3
+    sent = bytes_of(program)
+    assert sent.keys() == {"all-reduce"}
+    assert sent["all-reduce"] == pytest.approx(gradients, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "few, many", [("h100:8", "h100:4x8"), ("v5e:4x4", "v5e:16x16")]
 )

@@ -127,6 +127,23 @@ def test_collectives_of_branches_and_of_asynchronous_calls():
     assert only(*lines, others=LOOP)[2] == 3
 
 
+def test_attributes_of_kernels_have_several_lines():
+    kernel = (
+        "%k = f32[2]{0} custom-call(%p), frontend_attributes={more={",
+        '"more":"{}",',
+        "}}, metadata={}",
+    )
+    group = "replica_groups={{0,1}}"
+    text = program(
+        *kernel,
+        "%r = f32[4]{0} all-reduce(%k), frontend_attributes={a={",
+        "}}, " + group,
+    ).replace("\n  }}", "\n}}")
+    assert "\n}}" in text
+    (found,) = collectives_in(text, 8)
+    assert (found.devices, found.num_bytes) == (2, 16)
+
+
 def test_one_device_exchanges_nothing():
     line = "%r = f32[16]{0} all-reduce(%p), replica_groups={{0},{1}}"
     assert collectives_in(program(line), 2) == ()
