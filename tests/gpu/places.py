@@ -7,6 +7,8 @@ a GPU can show is then left out by name.
 import functools
 import os
 
+from xla_flags import xla_flags
+
 IS_REHEARSAL = os.environ.get("GPU_REHEARSAL") == "1"
 KIND = "cpu" if IS_REHEARSAL else "gpu"
 DEVICE = f"{KIND}:0"
@@ -14,11 +16,6 @@ DEVICE = f"{KIND}:0"
 # that computes nothing.
 HOST = "cpu:3" if IS_REHEARSAL else "cpu:0"
 VIRTUAL_DEVICES = 4
-FASTER_TO_COMPILE = (
-    "--xla_backend_optimization_level=0 "
-    "--xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1"
-)
 
 
 def set_environment():
@@ -31,7 +28,7 @@ def set_environment():
         # On CPUs, TensorFlow 2.21 crashes in a convolution of the ResNet.
         os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         # Most of the time of a rehearsal is XLA compiling small programs.
-        os.environ.setdefault("XLA_FLAGS", FASTER_TO_COMPILE)
+        os.environ.setdefault("XLA_FLAGS", xla_flags())
     # Memory as it is used, so that processes can share a GPU.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
