@@ -43,6 +43,10 @@ class Gate:
     def leave(self, owner: object) -> None:
         """Waits for the owner's step; its errors are not raised."""
 
+    def explain(self, error: Exception) -> BaseException:
+        """Returns the error that caused that of a program, else the error."""
+        return error
+
     def run(self, program: Callable[..., Any], *args: Any) -> Any:
         """Runs a program that deletes nothing; drops its late errors."""
         kept: list[Any] = []
@@ -98,9 +102,15 @@ class WatchedGate(Gate):
 
     waits = True
 
-    def __init__(self, gate: Gate, watch: Watch) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        watch: Watch,
+        explain: Callable[[BaseException], BaseException],
+    ) -> None:
         self._gate = gate
         self._watch = watch
+        self._explain = explain
         self._pending: Any = None
         self._depth = 0
 
@@ -124,7 +134,13 @@ class WatchedGate(Gate):
 
     def settle(self, owner: object) -> None:
         self._watch.check()
-        self._gate.settle(owner)
+        try:
+            self._gate.settle(owner)
+        except Exception as error:
+            cause = self.explain(error)
+            if cause is error:
+                raise
+            raise cause from error
 
     def enter(self, owner: object, witness: Any) -> None:
         self._pending = witness
@@ -136,3 +152,6 @@ class WatchedGate(Gate):
             self._gate.leave(owner)
         finally:
             self._watch.exit()
+
+    def explain(self, error: Exception) -> BaseException:
+        return self._explain(error)

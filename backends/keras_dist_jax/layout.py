@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
@@ -268,16 +267,6 @@ class WideLayout(MeshLayout):
 
     def holds(self, array: Any) -> bool:
         return super().holds(array) and array.committed
-
-    @functools.cached_property
-    def references(self) -> int:
-        """The references to a variable's array that its wide array has.
-
-        It is for arrays that a program gave, and that were narrowed.
-        """
-        wide = self.widen(self.place(np.zeros(())))
-        own = [self.narrow(wide)]
-        return next(map(arrays.COUNT, own)) - arrays.ALONE
 
     def widen(self, array: Any) -> Any:
         if is_described(array):

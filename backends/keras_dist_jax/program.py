@@ -26,7 +26,6 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.machine import is_described
 from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import LENT
@@ -39,9 +38,6 @@ from keras_dist_jax.tracing import raise_explained
 
 # References to an array that a variable and its slot have.
 _OWN = 3
-# References that a variable and its slot have to its own array, where programs
-# take another one.
-_SHARED = 2
 # The position among a compiled program's results of what the gate waits for.
 _WITNESS_OF = operator.itemgetter(2)
 
@@ -77,8 +73,6 @@ class Program:
         # others that it writes, then those that it only reads.
         self._taken: list[Slot] = []
         self._num_donated = self._num_written = 0
-        # Positions among the first of those that share a variable's memory.
-        self._sharing: list[int] = []
         self._written: set[int] = set()
         self._variables: dict[int, keras.Variable] = {}
         self._compiled: Any = None
@@ -121,8 +115,6 @@ class Program:
             protect = not self.num_calls
             if protect or max(map(COUNT, donated), default=0) > ALONE + _OWN:
                 arrays.copy_shared(donated, _OWN, copy_all=protect)
-            if self._sharing and not protect:
-                self._copy_held(donated)
             try:
                 self._gate.dispatch(
                     self._owner,
@@ -146,20 +138,11 @@ class Program:
                 if "incompatible devices" in str(error) and not is_moved:
                     is_moved, leaves = True, [*map(self._here, leaves)]
                     continue
+                if isinstance(error, Exception):
+                    cause = self._gate.explain(error)
+                    if cause is not error:  # a worker is lost
+                        raise cause from error
                 raise_explained(error, self._name)
-
-    def _copy_held(self, donated: list[Any]) -> None:
-        """Copies arrays whose memory a user may have through a variable."""
-        layout = self._several
-        assert isinstance(layout, WideLayout)
-        slots: list[Any] = [self._taken[index] for index in self._sharing]
-        counts = map(COUNT, [slot.seen for slot in slots])
-        for index, slot, count in zip(
-            self._sharing, slots, counts, strict=True
-        ):
-            known = _SHARED + (layout.references if slot.was_given else 0)
-            if count > ALONE + known:
-                donated[index] = arrays.copy_of(donated[index])
 
     def _here(self, leaf: Any) -> Any:
         """Moves an argument from another device to those of the program."""
@@ -245,11 +228,6 @@ class Program:
         ranks = [*map(rank, slots)]
         self._num_donated = ranks.count(0)
         self._num_written = len(ranks) - ranks.count(2)
-        self._sharing = [
-            index
-            for index, slot in enumerate(self._taken[: self._num_donated])
-            if slot.shares_memory
-        ]
         self.num_calls = 0
 
         # JAX's caches may keep this function, and must not keep the program.

@@ -42,9 +42,7 @@ class Slot(ABC):
     # program takes `array`. Looking that up costs no call.
 
     donates = True  # programs may delete the array of a variable they write
-    # Whether the variable has the very array that programs take, and else,
-    # whether its own array has the same memory.
-    is_direct, shares_memory = True, False
+    is_direct = True  # the variable has the very array that programs take
     sharding: Any = None  # on several devices; `None`: a copy on each
 
     def __init__(self, variable: keras.Variable, key: str) -> None:
@@ -189,14 +187,12 @@ class CopiedSlot(WholeSlot):
     ) -> None:
         super().__init__(variable, home)
         self._mesh = layout
-        # On the same devices, the variable is given its new array at once. A
-        # copy that was sent away can be deleted. One of several devices may be
-        # the variable's own.
-        self.shares_memory = home is layout
-        # Whether a program gave the array that the variable has now.
-        self.was_given = False
-        is_away = home is not None and not {*home.devices} & {*layout.devices}
-        self.donates = self.shares_memory or is_away
+        # A copy that was sent away can be deleted. Over several workers, the
+        # variable's own array has the memory of the copy, and it has to be
+        # there after a worker is lost in the middle of a program.
+        self.donates = home is not None and not (
+            {*home.devices} & {*layout.devices}
+        )
 
     def _copy(self, own: Any) -> Any:
         return self._mesh.widen(self._mesh.place(own))
@@ -209,13 +205,11 @@ class CopiedSlot(WholeSlot):
 
     def refresh(self) -> Any:
         copy = super().refresh()
-        self.was_given = False
         self._forget()
         return copy
 
     def keep(self, array: Any) -> None:
         super().keep(array)
-        self.was_given = True
         self._forget()
 
     def _forget(self) -> None:

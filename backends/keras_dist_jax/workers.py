@@ -164,7 +164,8 @@ class JaxWorkers(Workers):
         # One wrapper for each gate: with two, the end of an inner wait would
         # tell the watch that the outer one is over too.
         key = id(gate) if isinstance(gate, OneAtATime) else None
-        return self._gates.setdefault(key, WatchedGate(gate, self._watch))
+        watched = WatchedGate(gate, self._watch, self.explain)
+        return self._gates.setdefault(key, watched)
 
     def _met(
         self, program: Any, *buffers: np.ndarray[Any, Any]

@@ -45,9 +45,13 @@ def test_no_step_talks_to_the_host_and_all_devices_run_it(compiled, target):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_new_values_take_the_place_of_old_ones(compiled, target):
+    """Not in functions of several workers, of which one may be lost."""
     _, programs = compiled(target)
+    has_workers = "one device" not in programs
     for name, program in ways(programs):
         if name == "central, fit":  # gives gradients for the variables
+            continue
+        if has_workers and "fit" not in name:
             continue
         state = sum(program["state"].values())
         # The learning rate is only read.

@@ -3,7 +3,8 @@
 `python fault_jobs.py PLACE SECONDS`: prints `imported`, waits for a line, then
 trains steps for ever, prints one line for each, and at PLACE (`start`, `step`,
 `validation`, `saving`, or `nowhere`) prints `here` and waits to be killed or
-stopped.
+stopped. With `loop`, or `end of loop` for one that stops, it trains in a loop
+of a compiled function, and prints `kept` if an error leaves variables alone.
 """
 
 import os
@@ -54,6 +55,9 @@ def main(place, seconds):
     with strategy.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("adam", "mse")
+    if place.endswith("loop"):
+        loop(strategy, model, harm if place != "loop" else None)
+        return
     harm._reach("start")
     x, y = np.ones((40, 4), "float32"), np.ones((40, 1), "float32")
     folder = tempfile.mkdtemp()
@@ -77,6 +81,38 @@ def main(place, seconds):
         callbacks=[harm, saver],
         verbose=0,
     )
+
+
+def loop(strategy, model, harm):
+    """Trains steps of a compiled function; `harm` stops after some of them."""
+    optimizer, kernel = model.optimizer, model.weights[0]
+    optimizer.build(model.trainable_variables)
+
+    @keras_dist.function
+    def step(x):
+        def loss():
+            return keras_dist.compute_average_loss(
+                keras.ops.mean(model(x), axis=-1)
+            )
+
+        variables = model.trainable_variables
+        value, gradients = keras_dist.value_and_grad(loss, variables)
+        optimizer.apply(gradients, variables)
+        return value
+
+    (batch,) = strategy.experimental_distribute_dataset([np.ones((8, 4))])
+    for number in range(10**6):
+        before = keras.ops.convert_to_numpy(kernel)
+        if harm is not None and number == 3:
+            harm._reach("end of loop")
+        try:
+            value = strategy.run(step, args=(batch,))
+            keras.ops.convert_to_numpy(strategy.reduce("SUM", value, axis=None))
+        except Exception:
+            after = keras.ops.convert_to_numpy(kernel)
+            print("kept" if np.array_equal(after, before) else after)
+            raise
+        print("step", flush=True)
 
 
 if __name__ == "__main__":

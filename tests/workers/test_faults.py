@@ -150,6 +150,21 @@ def test_the_chief_is_killed_while_it_saves(start):
     assert status == RESTART_EXIT_CODE
 
 
+@pytest.mark.runs_on("jax", "torch")
+def test_a_loop_keeps_its_values_if_a_worker_is_killed(start):
+    """What the last whole step made can be saved."""
+    addresses = free_addresses(2)
+    chief = start(0, addresses, "loop")
+    other = start(1, addresses, "end of loop")
+    go(chief, other)
+    other.wait_for("here")
+    other.process.send_signal(signal.SIGKILL)
+    status, _ = chief.end()
+    assert_names(chief, 1)
+    assert status == RESTART_EXIT_CODE
+    assert "kept" in chief.text().splitlines()
+
+
 def test_one_of_three_is_killed(start):
     addresses = free_addresses(3)
     workers = [

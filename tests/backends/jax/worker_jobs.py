@@ -61,62 +61,6 @@ def everything():
     return found
 
 
-def donated():
-    """What steps of a function do to the memory of a variable.
-
-    Returns whether it is used again, and for each way in which a variable gets
-    a value that a user then holds: whether that one has the same numbers after
-    a step, and whether the variable has others.
-    """
-    strategy = keras_dist.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = make_model()
-    model.fit(X[:8], Y[:8], batch_size=4, verbose=0)
-    kernel, optimizer = model.weights[0], model.optimizer
-
-    @keras_dist.function
-    def step(x):
-        def loss():
-            return keras_dist.compute_average_loss(ops.mean(model(x), axis=-1))
-
-        variables = model.trainable_variables
-        _, gradients = keras_dist.value_and_grad(loss, variables)
-        optimizer.apply(gradients, variables)
-
-    (batch,) = strategy.experimental_distribute_dataset([X[:8]])
-
-    def run():
-        strategy.run(step, args=(batch,))
-
-    def pointers():
-        shards = kernel._value.addressable_shards
-        return {shard.data.unsafe_buffer_pointer() for shard in shards}
-
-    for _ in range(2):
-        run()
-    before = pointers()
-    run()
-    is_used_again = pointers() == before
-    ways = {
-        "a step": run,
-        "assign": lambda: kernel.assign(np.ones(kernel.shape, "float32")),
-        "set_weights": lambda: model.set_weights(model.get_weights()),
-        "fit": lambda: model.fit(X[:8], Y[:8], batch_size=4, verbose=0),
-    }
-    found = {}
-    for name, give in ways.items():
-        give()
-        held = kernel.value
-        numbers = np.array(held)
-        run()
-        found[name] = (
-            np.array_equal(np.array(held), numbers),
-            not np.array_equal(np.array(kernel.value), numbers),
-        )
-        del held
-    return is_used_again, found
-
-
 def collectives(workers):
     """What the workers' own collectives make of some values."""
     index = workers.cluster.index
