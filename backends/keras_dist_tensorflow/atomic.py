@@ -62,16 +62,16 @@ def install_updates() -> None:
 
 def _build(optimizer: Any, variables: list[Any]) -> None:
     """Makes an optimizer's variables, whose initial values wait for nothing."""
-    # Among the operations that wait for the gradients, they could not be made
-    # before the step runs, which XLA needs.
-    names = keras.name_scope(optimizer.name)
-    if not inlines() or current_replica() is not None:
-        with names:
+    if inlines():
+        names = keras.name_scope(optimizer.name)
+        # The gradients may be in a loop.
+        with tf.init_scope(), tf.device(variables[0].value.device), names:
             optimizer.build(variables)
-        return
-    # The gradients may be in a loop.
-    with tf.init_scope(), tf.device(variables[0].value.device), names:
-        optimizer.build(variables)
+    elif "distribute_strategy" in vars(variables[0]):
+        # Among the operations that wait for the gradients, they could not be
+        # made before the step runs, which XLA needs.
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
 
 
 def _waiting(original: Any) -> Any:
@@ -80,7 +80,8 @@ def _waiting(original: Any) -> Any:
         if tf.executing_eagerly():
             original(self, grads, trainable_variables)
             return
-        if trainable_variables and not self.built:
+        is_outside = current_replica() is None
+        if trainable_variables and not self.built and is_outside:
             trainable_variables = list(trainable_variables)
             _build(self, trainable_variables)
         own = self.variables
