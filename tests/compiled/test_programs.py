@@ -145,7 +145,11 @@ def test_more_devices_cost_no_device_more(compiled, few, many):
         # The optimizer's counter may travel beside its parts.
         more = 1 if kind == "sharded" else 0
         assert count <= sum(counts_of(other).values()) + more, name
-        assert program["peak"] <= 1.02 * other["peak"], name
+        # A function of several workers keeps old values beside the new ones.
+        kept = 0
+        if "one device" in on_few and "fit" not in way:
+            kept = other["aliased"]
+        assert program["peak"] <= 1.02 * (other["peak"] + kept), name
         # Padding differs.
         total = sum(bytes_of(program).values())
         assert total <= 1.02 * sum(bytes_of(other).values()), name
