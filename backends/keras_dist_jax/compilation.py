@@ -1,5 +1,6 @@
 """Compiles the programs that were noted for a machine, and reads them."""
 
+import functools
 import math
 import time
 from typing import Any
@@ -30,7 +31,9 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
     on_host = machine.platform != "cpu" and all(
         device.platform == "cpu" for own in of_arrays for device in own
     )
-    name = traced.fun_name
+    made = functools.partial(
+        CompiledProgram, traced.fun_name, devices, on_host, groups, batch
+    )
     try:
         program = traced.lower().compile(machine.options or None)
     except jax.errors.JaxRuntimeError as error:
@@ -38,15 +41,7 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
             raise
         refusal = str(error).splitlines()[0]
         seconds = time.monotonic() - start
-        return CompiledProgram(
-            name,
-            devices,
-            on_host,
-            groups,
-            batch,
-            seconds=seconds,
-            refusal=refusal,
-        )
+        return made(seconds=seconds, refusal=refusal)
     seconds = time.monotonic() - start
     memory, text = program.memory_analysis(), program.as_text()
     aliased = memory.alias_size_in_bytes
@@ -59,12 +54,7 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
     peak = max(
         memory.peak_memory_in_bytes, resident + memory.temp_size_in_bytes
     )
-    return CompiledProgram(
-        name,
-        devices,
-        on_host,
-        groups,
-        batch,
+    return made(
         outputs=outputs,
         aliased=aliased,
         temporary=peak - resident,
