@@ -45,7 +45,7 @@ class TorchWorkers(Workers):
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
-        self._has_lost = False
+        self._has_lost = self._is_aborted = False
         own = ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
         self.store, words = rendezvous(cluster, self._timeout, " ".join(own))
         self._is_nccl = may_use_nccl([word.split() for word in words], options)
@@ -56,7 +56,7 @@ class TorchWorkers(Workers):
             StoreBoard(connect(cluster, self._timeout)),
             keeper=0,
             silence=min(SILENCE, self._timeout),
-            on_loss=self.group.abort,
+            on_loss=self._abort,
         )
         self._beats.start()
 
@@ -75,6 +75,20 @@ class TorchWorkers(Workers):
             settings._devices = [own]
         settings._timeout = datetime.timedelta(seconds=self._timeout)
         return kind(store, cluster.index, cluster.num_workers, settings)
+
+    def _abort(self) -> None:
+        """Ends collectives that wait for lost workers."""
+        self._is_aborted = True
+        self.group.abort()
+
+    def _wait(self, work: Any) -> None:
+        """Waits for a collective; the sums of an aborted one are an error."""
+        work.wait()
+        if self._is_nccl:
+            # The wait is the GPU's, and it ends without an error on an abort.
+            torch.cuda.current_stream().synchronize()
+        if self._is_aborted:
+            raise RuntimeError("The collective was aborted.")
 
     def _sendable(self, tensors: Sequence[Any]) -> list[Any]:
         """Moves tensors of the host to the primary GPU for NCCL."""
@@ -108,7 +122,7 @@ class TorchWorkers(Workers):
 
         def wait() -> None:
             with self._named():
-                work.wait()
+                self._wait(work)
 
         return wait
 
@@ -121,7 +135,7 @@ class TorchWorkers(Workers):
         if self._is_nccl:
             own = torch.empty_like(rows[0])
             with self._named():
-                self.group._reduce_scatter_base(own, rows).wait()
+                self._wait(self.group._reduce_scatter_base(own, rows))
             return own
         # Gloo's own reduce-scatter sends as much as an all-reduce.
         return self._all_to_all(rows).sum(dim=0)
@@ -130,16 +144,18 @@ class TorchWorkers(Workers):
         """Sends row `i` of each worker to worker `i`."""
         arrived = torch.empty_like(rows)
         with self._named():
-            self.group.alltoall_base(
-                arrived, rows, [], [], dist.AllToAllOptions()
-            ).wait()
+            self._wait(
+                self.group.alltoall_base(
+                    arrived, rows, [], [], dist.AllToAllOptions()
+                )
+            )
         return arrived
 
     def gather_flat(self, own: torch.Tensor) -> torch.Tensor:
         """Concatenates the workers' flat tensors, which have equal lengths."""
         arrived = own.new_empty(self.cluster.num_workers * own.numel())
         with self._named():
-            self.group._allgather_base(arrived, own).wait()
+            self._wait(self.group._allgather_base(arrived, own))
         return arrived
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
@@ -155,7 +171,7 @@ class TorchWorkers(Workers):
         packed = _bytes_of(self._sendable(tensors))
         if packed.numel():
             with self._named():
-                self.group.broadcast([packed]).wait()
+                self._wait(self.group.broadcast([packed]))
         return _tensors_of(packed, tensors)
 
     def concatenate(self, tensor: Any, axis: int) -> Any:
@@ -203,7 +219,7 @@ class TorchWorkers(Workers):
         self, outputs: list[torch.Tensor], packed: torch.Tensor
     ) -> None:
         with self._named():
-            self.group.allgather([outputs], [packed]).wait()
+            self._wait(self.group.allgather([outputs], [packed]))
 
 
 def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -16,6 +16,9 @@ from keras_dist.bench.portable import PortableLoop
 from keras_dist.bench.report import BenchReport
 from keras_dist.bench.report import Output
 from keras_dist.bench.report import report_of
+from keras_dist.environment.machine import VISIBLE
+from keras_dist.environment.machine import gpus
+from keras_dist.errors import DeviceError
 from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.launch.function import launch
 from keras_dist.plugin.workers import Workers
@@ -25,13 +28,13 @@ from keras_dist.strategies.multi_worker_mirrored import (
 from keras_dist.strategies.strategy import Strategy
 
 ARMS = (
-    "N: workers, all on this machine's CPUs. Ours: `train_on_batch`, the "
+    "N: workers, all on this machine. Ours: `train_on_batch`, the "
     "step of `fit`, under `MultiWorkerMirroredStrategy`, each worker given "
     "the global batch. Run: `strategy.run` of a `keras_dist.function`, with "
     "batches that were split before. Keras: `train_on_batch` without a "
     "strategy, of a worker's rows: no worker waits for another. Sent: by the "
-    "first worker over TCP; least: what an all-reduce of the gradients has "
-    "to send."
+    "first worker over TCP, not counted for GPUs; least: what an all-reduce "
+    "of the gradients has to send."
 )
 # The arm in which workers don't wait for each other.
 ALONE = "Keras"
@@ -41,13 +44,16 @@ _LACK = "has no distribution over workers to compare with"
 def run_workers(
     workers: int,
     models: Sequence[str],
+    device_type: str,
     rounds: int,
     seconds: float,
     output: Output,
 ) -> None:
-    """Measures training over workers of one CPU each; publishes the report."""
+    """Measures training over workers of one device; publishes the report."""
     sizes = [loops.size_of(name) for name in models]
-    settings = loops.settings_of(sizes, [("cpu:0",) * workers])
+    settings = loops.settings_of(sizes, [(f"{device_type}:0",) * workers])
+    if device_type == "gpu":
+        _share_gpus(workers)
     native_workers = get_benchmarks(_LACK).native_workers
     if native_workers is None:
         raise lacking(_LACK)
@@ -57,11 +63,26 @@ def run_workers(
     ((measured, *_),) = measure.in_turn(
         {
             title: lambda _: launch(
-                measure_on_worker, arguments, workers=workers, devices=1
+                measure_on_worker,
+                arguments,
+                workers=workers,
+                devices=1 if device_type == "cpu" else None,
             )
         }
     )
     output.publish(report_of_workers(measured, native_workers.text, load))
+
+
+def _share_gpus(workers: int) -> None:
+    """Lets workers see no more than one GPU each."""
+    found = gpus(os.environ)
+    if len(found) < workers:
+        raise DeviceError(
+            f"Each worker needs a GPU of its own. Received: {workers} workers, "
+            f"and {len(found) or 'no'} GPUs. Expected: --workers of at most "
+            "the number of GPUs, or --device cpu."
+        )
+    os.environ[VISIBLE] = ",".join(found[:workers])
 
 
 def report_of_workers(
@@ -153,17 +174,24 @@ def _traffic(
     count = setting.num_replicas
     least = 2 * (count - 1) / count * gradients
     partial = functools.partial
+    # GPUs send by other ways than TCP.
+    on_cpus = setting.devices[0].startswith("cpu:")
+    sent_in = _sent_in if on_cpus else _not_counted
     return {
         "collectives": {
             name: measure.a_step(partial(native.collectives, arm), 2)
             for name, arm in arms.items()
         },
         "bytes_sent": {
-            name: measure.a_step(partial(_sent_in, arm), measure.COUNTED_STEPS)
+            name: measure.a_step(partial(sent_in, arm), measure.COUNTED_STEPS)
             for name, arm in arms.items()
         },
         "least_bytes": {name: 0.0 if name == ALONE else least for name in arms},
     }
+
+
+def _not_counted(arm: loops.Loop, steps: int) -> None:
+    """Counts nothing, on all workers alike."""
 
 
 def _sent_in(arm: loops.Loop, steps: int) -> int | None:

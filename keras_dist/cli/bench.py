@@ -145,6 +145,10 @@ def workers(
     models: MODELS = "small,medium",
     rounds: ROUNDS = 15,
     block_ms: BLOCK_MS = 200,
+    device: Annotated[
+        Literal["cpu", "gpu"],
+        typer.Option(help="Workers on CPUs, or with a GPU for each."),
+    ] = "cpu",
     json: JSON = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
@@ -152,17 +156,19 @@ def workers(
 ) -> None:
     """Compare training over workers with the framework's own distribution.
 
-    Starts workers on this machine's CPUs. All workers run the same loop at the
-    same time, and the loops take turns. Results are ratios of step times,
-    beside the ratio of the native loop to a copy of itself, which shows the
-    noise. Ends with 0 once it has measured, whatever the result, 2 if it cannot
-    run.
+    Starts workers on this machine. All workers run the same loop at the same
+    time, and the loops take turns. Results are ratios of step times, beside the
+    ratio of the native loop to a copy of itself, which shows the noise. Ends
+    with 0 once it has measured, whatever the result, 2 if it cannot run.
     """
     wanted = some_models(models)
-    with prepared(backend, json, plot, markdown, only_cpus=True) as output:
+    on_cpus = device == "cpu"
+    with prepared(
+        backend, json, plot, markdown, own_devices=True, only_cpus=on_cpus
+    ) as output:
         from keras_dist.bench.workers import run_workers
 
-        run_workers(workers, wanted, rounds, block_ms / 1e3, output)
+        run_workers(workers, wanted, device, rounds, block_ms / 1e3, output)
 
 
 @bench.command()

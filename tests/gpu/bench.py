@@ -1,4 +1,4 @@
-"""Runs `keras-dist bench fit` in its own process, and reads the numbers."""
+"""Runs `keras-dist bench` in its own process, and reads the numbers."""
 
 import json
 import os
@@ -16,20 +16,21 @@ FEW = ("--rounds", "5", "--block-ms", "20") if places.IS_REHEARSAL else ()
 TRIES = 1 if places.IS_REHEARSAL else 3
 
 
-def measured(folder, replicas=1):
+def measured(folder, *arguments):
     """Returns the settings of a benchmark's JSON, one for each model.
 
     Args:
         folder: `pathlib.Path` for the JSON.
-        replicas: Integer, the number of replicas.
+        *arguments: Strings, the command and what only it takes, such as
+            `"fit", "--replicas", "2"`.
     """
     path = folder / "bench.json"
     names = places.FOR_NUMBERS_ONLY
     environment = {k: v for k, v in os.environ.items() if k not in names}
     done = subprocess.run(
         [
-            *(sys.executable, "-P", "-m", "keras_dist.cli", "bench", "fit"),
-            *("--device", places.KIND, "--replicas", str(replicas)),
+            *(sys.executable, "-P", "-m", "keras_dist.cli", "bench"),
+            *(*arguments, "--device", places.KIND),
             *("--backend", keras.backend.backend(), "--json", str(path)),
             *("--models", ",".join(MODELS), *FEW),
         ],

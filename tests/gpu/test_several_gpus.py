@@ -1,5 +1,8 @@
 """Two GPUs: Mirrored, sharded state, workers over NCCL, and the time."""
 
+import os
+import signal
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +14,10 @@ from gpu import models
 from gpu import numbers
 from gpu import places
 from gpu import worker_jobs
+from keras_dist.environment import machine
+from keras_dist.errors import RESTART_EXIT_CODE
+from keras_dist.launch.addresses import free_addresses
+from workers import faults
 
 BACKEND = keras.backend.backend()
 NO_SHARDS = "The TensorFlow backend refuses a sharded optimizer state."
@@ -99,7 +106,7 @@ def test_workers(state):
 
 def test_time(tmp_path, facts):
     """Notes the times of two GPUs beside one, and beside the framework's."""
-    for setting in bench.measured(tmp_path, replicas=2):
+    for setting in bench.measured(tmp_path, "fit", "--replicas", "2"):
         bench.note(facts, setting, "Keras")
         assert setting["devices"] == places.devices(2)
         if facts.is_shown(
@@ -112,8 +119,48 @@ def test_time(tmp_path, facts):
 def _beside_native(setting):
     """Returns the ratio to the framework's own distribution, if it has one."""
     names = [row["name"] for row in setting["comparisons"]]
-    known = ("ours/DataParallel", "ours/Mirrored", "ours/DDP")
+    known = ("ours/DataParallel", "ours/Mirrored")
     return min(
         (bench.ratio(setting, name) for name in names if name in known),
         default=0.0,
     )
+
+
+def test_time_of_workers(tmp_path, facts):
+    """Notes the times of a worker for each GPU, beside DDP and the like."""
+    for setting in bench.measured(tmp_path, "workers", "--workers", "2"):
+        bench.note(facts, setting, "native")
+        assert setting["devices"] == [places.DEVICE] * 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_named(victim):
+    """The other one waits in NCCL, and neither hangs nor uses its sums."""
+    addresses = free_addresses(2)
+    workers = [
+        faults.Worker(
+            index,
+            addresses,
+            "step" if index == victim else "nowhere",
+            variables=_one_device(index),
+        )
+        for index in range(2)
+    ]
+    try:
+        faults.go(*workers)
+        workers[victim].wait_for("here")
+        workers[victim].process.send_signal(signal.SIGKILL)
+        status, seconds = workers[1 - victim].end()
+    finally:
+        for worker in workers:
+            worker.close()
+    faults.assert_names(workers[1 - victim], victim)
+    assert status == RESTART_EXIT_CODE
+    assert seconds < 120
+
+
+def _one_device(index):
+    """Returns the variables that give a worker a GPU of its own."""
+    if places.IS_REHEARSAL:
+        return faults.ONE_CPU
+    return {machine.VISIBLE: machine.gpus(os.environ)[index]}

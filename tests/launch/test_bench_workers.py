@@ -19,6 +19,7 @@ from keras_dist.bench.workers import report_of_workers
 from keras_dist.bench.workers import run_workers
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
+from keras_dist.errors import DeviceError
 from launch.bench_runs import BACKEND
 from launch.bench_runs import OnlyLoops
 from launch.bench_runs import Run
@@ -190,7 +191,33 @@ def test_a_bad_option_is_an_error_that_says_so(arguments, message):
 )
 def test_models_that_cannot_be_measured_are_errors(workers, sizes, message):
     with pytest.raises(ValueError, match=message):
-        run_workers(workers, sizes, 1, 0.001, Output())
+        run_workers(workers, sizes, "cpu", 1, 0.001, Output())
+
+
+def test_workers_without_a_gpu_for_each_are_an_error(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(DeviceError, match="2 workers, and 1 GPUs"):
+        run_workers(2, ["small"], "gpu", 1, 0.001, Output())
+
+
+def test_each_worker_sees_one_gpu(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    seen = {}
+
+    def launch(fn, args, workers, devices):
+        (setting,), *_ = args
+        seen.update(devices=devices, named=setting.devices)
+        seen["shares"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("keras_dist.bench.workers.launch", launch)
+    with pytest.raises(KeyboardInterrupt):
+        run_workers(2, ["small"], "gpu", 1, 0.001, Output())
+    assert seen == {
+        "devices": None,
+        "named": ("gpu:0", "gpu:0"),
+        "shares": "4,5",
+    }
 
 
 @pytest.mark.parametrize("found", [[], [OnlyLoops]])
@@ -199,4 +226,4 @@ def test_a_backend_without_its_own_distribution_is_an_error(
 ):
     registered_benchmarks(*found)
     with pytest.raises(BackendNotFoundError, match="no distribution over"):
-        run_workers(2, ["small"], 1, 0.001, Output())
+        run_workers(2, ["small"], "cpu", 1, 0.001, Output())

@@ -1,102 +1,17 @@
 """A worker that dies, hangs or never comes: the others say who it was."""
 
-import os
-import pathlib
-import queue
 import re
 import signal
 import socket
-import subprocess
-import sys
-import threading
-import time
 
 import pytest
 
 from conformance.contract import contract
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.launch.addresses import free_addresses
-
-TESTS = pathlib.Path(__file__).parent.parent
-JOB = pathlib.Path(__file__).with_name("fault_jobs.py")
-# Seconds that everything may take, by far.
-LIMIT = 300
-
-
-class Worker:
-    """One worker's process, and what it printed.
-
-    Args:
-        index: Integer.
-        addresses: List of strings, every worker's.
-        place: String, where it stops; see `fault_jobs`.
-        timeout: Float, the `timeout_seconds` of its strategy.
-    """
-
-    def __init__(self, index, addresses, place="nowhere", timeout=60):
-        self.name = f"worker {index}"
-        self.process = subprocess.Popen(
-            [sys.executable, JOB, place, str(timeout)],
-            env={
-                **os.environ,
-                "KERAS_DIST_WORKERS": ",".join(addresses),
-                "KERAS_DIST_WORKER_INDEX": str(index),
-                "KERAS_DIST_VIRTUAL_DEVICES": "1",
-                "PYTHONPATH": f"{TESTS}{os.pathsep}{os.environ['PYTHONPATH']}",
-                "PYTHONUNBUFFERED": "1",
-                "OMP_NUM_THREADS": "1",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._lines = queue.SimpleQueue()
-        self.printed = []
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self.printed.append(line)
-            self._lines.put(line)
-        self._lines.put(None)
-
-    def wait_for(self, line):
-        """Waits until it has printed a line."""
-        deadline = time.monotonic() + LIMIT
-        while (
-            found := self._lines.get(timeout=deadline - time.monotonic())
-        ) is not None:
-            if found.strip() == line:
-                return
-        raise AssertionError(f"{self.name} ended:\n{''.join(self.printed)}")
-
-    def end(self):
-        """Waits for its end; its exit status, and the seconds that took."""
-        start = time.monotonic()
-        status = self.process.wait(timeout=LIMIT)
-        return status, time.monotonic() - start
-
-    def text(self):
-        self._reader.join(timeout=10)
-        return "".join(self.printed)
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        self._reader.join(timeout=10)
-        self.process.stdout.close()
-        self.process.stdin.close()
-
-
-def go(*workers):
-    """Lets workers begin once all of them have imported what they need."""
-    for worker in workers:
-        worker.wait_for("imported")
-    for worker in workers:
-        worker.process.stdin.write("\n")
-        worker.process.stdin.flush()
+from workers.faults import Worker
+from workers.faults import assert_names
+from workers.faults import go
 
 
 @pytest.fixture
@@ -111,13 +26,6 @@ def start():
     yield start_worker
     for worker in started:
         worker.close()
-
-
-def assert_names(worker, lost):
-    """Its last words are a `WorkerLostError` that names the lost one."""
-    text = worker.text()
-    assert re.search(rf"WorkerLostError: .*worker {lost}\b", text), text[-4000:]
-    assert "Aborted" not in text.splitlines()[-1]
 
 
 @contract(223, native=False)

@@ -237,7 +237,7 @@ class JaxNativeWorkers(NativeWorkers):
         # Keras refuses initial values that differ between processes.
         keras.utils.set_random_seed(0)
         self._distribution = keras.distribution.DataParallel(
-            devices=[str(device) for device in jax.devices()],
+            devices=[f"{each.platform}:{each.id}" for each in jax.devices()],
             auto_shard_dataset=False,
         )
 

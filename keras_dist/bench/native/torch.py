@@ -147,12 +147,12 @@ class DataParallelLoop(EagerLoop):
 
 
 class TorchNativeWorkers(NativeWorkers):
-    """DistributedDataParallel over a gloo process group of its own."""
+    """DistributedDataParallel over a process group of its own."""
 
     text = (
         "the Keras model in torch.nn.parallel.DistributedDataParallel "
-        "over gloo, with torch.optim.Adam, in an eager loop; each process "
-        "takes its rows of NumPy batches."
+        "over gloo, or NCCL on GPUs, with torch.optim.Adam, in an eager loop; "
+        "each process takes its rows of NumPy batches."
     )
 
     def __init__(self, workers: Workers) -> None:
@@ -162,7 +162,7 @@ class TorchNativeWorkers(NativeWorkers):
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         with _on_loopback():
             dist.init_process_group(
-                "gloo",
+                "nccl" if torch.cuda.is_available() else "gloo",
                 store=dist.PrefixStore("keras_dist/bench", workers.store),
                 rank=self.worker,
                 world_size=workers.cluster.num_workers,
@@ -172,7 +172,7 @@ class TorchNativeWorkers(NativeWorkers):
         return _native_loop(
             torch.nn.parallel.DistributedDataParallel(setting.model()),
             setting.rows_of(self.worker),
-            functools.partial(_placed, device=torch.device("cpu")),
+            functools.partial(_placed, device=_device(setting)),
         )
 
     def collectives(self, loop: loops.Loop, steps: int) -> int:
@@ -181,7 +181,7 @@ class TorchNativeWorkers(NativeWorkers):
         return sum(
             event.count
             for event in profile.key_averages()
-            if event.key.startswith("gloo:")
+            if event.key.startswith(("gloo:", "nccl:"))
         )
 
     def close(self) -> None:

@@ -4,8 +4,10 @@ import os
 import socket
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
+import torch
 
 import keras_dist
 from keras_dist.core.plan import Cluster
@@ -134,6 +136,24 @@ def test_nccl_for_workers_that_share_a_gpu_is_refused():
     apart = [["nccl", "GPU-1"], ["nccl", "GPU-2"]]
     assert workers.may_use_nccl(apart, asked)
     assert not workers.may_use_nccl([["nccl", "GPU-1"], ["gloo"]], asked)
+
+
+def test_sums_that_nccl_did_not_finish_are_an_error(monkeypatch):
+    """NCCL's waits end without an error when a lost worker ends the group."""
+    alone = object.__new__(workers.TorchWorkers)
+    alone.cluster = Cluster(1, "host:1", ("host:1", "host:2"))
+    alone.group, alone._beats = mock.Mock(), mock.Mock()
+    alone._beats.describe_lost.return_value = "worker 0 is gone"
+    alone._is_nccl, alone._is_aborted = True, False
+    stream = mock.Mock()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    wait = alone.start_sum(torch.ones(2))
+    wait()
+    stream.synchronize.side_effect = alone._abort
+    wait = alone.start_sum(torch.ones(2))
+    with pytest.raises(keras_dist.WorkerLostError, match="worker 0 is gone"):
+        wait()
+    alone.group.abort.assert_called_once_with()
 
 
 def _has_address(host):
