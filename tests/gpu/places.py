@@ -25,8 +25,6 @@ def set_environment():
             "KERAS_DIST_VIRTUAL_DEVICES", str(VIRTUAL_DEVICES)
         )
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-        # On CPUs, TensorFlow 2.21 crashes in a convolution of the ResNet.
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         # Most of the time of a rehearsal is XLA compiling small programs.
         os.environ.setdefault("XLA_FLAGS", xla_flags())
     # Memory as it is used, so that processes can share a GPU.
