@@ -7,6 +7,7 @@ virtual CPU devices and lets XLA optimize nothing. Under that one it is skipped.
 import contextlib
 import importlib.util
 import pathlib
+import signal
 import sys
 
 HERE = pathlib.Path(__file__).parent
@@ -69,6 +70,14 @@ def _copies_are_made(monkeypatch):
         monkeypatch.setattr(
             transfers, "are_apart", lambda here, there: here != there
         )
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_arrive():
+    """Undoes what a shell does to commands that it starts with `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import re
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,9 @@ import threading
 import time
 
 from runs.runs import TESTS
+
+# Such as `2 failed, 3 passed in 0.10s`, maybe between signs.
+COUNTS = re.compile(r"^(=+ )?\d+ (passed|failed|error|skipped|desel).* in ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +23,7 @@ class End:
         run: The `Run`.
         status: Integer, its exit status.
         seconds: Float, how long it took.
-        summary: String, the last line that it printed.
+        summary: String, how it ended; see `summary_of`.
     """
 
     run: object
@@ -105,10 +109,20 @@ def _end(run, folder, processes):
         output.seek(0)
         text = output.read().strip()
     seconds = time.monotonic() - start
-    summary = text.rpartition("\n")[2]
+    summary = summary_of(text)
     _say(f"== {run.name}: status {status} after {seconds:.0f} s")
     _say(text if status else summary)
     return End(run, status, seconds, summary)
+
+
+def summary_of(text):
+    """The line of pytest's counts, after which libraries may say more.
+
+    Of other programs it is the last line.
+    """
+    lines = text.splitlines() or [""]
+    counts = [line for line in lines if COUNTS.search(line)]
+    return (counts or lines)[-1]
 
 
 def _say(text):

@@ -15,6 +15,7 @@ from parity.harness import BACKENDS
 from runs import alone
 from runs import runs
 from runs.pool import run_all
+from runs.pool import summary_of
 
 
 def test_a_run_has_no_framework_but_its_own():
@@ -136,3 +137,17 @@ def test_an_interrupt_ends_what_runs(tmp_path):
     runs = [Interrupted("one", ""), _Run("slow", line), _Run("later", line)]
     with pytest.raises(KeyboardInterrupt):
         run_all(runs, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("..\n2 passed in 0.10s\na library: bye", "2 passed in 0.10s"),
+        ("1 failed, 2 passed in 9s", "1 failed, 2 passed in 9s"),
+        ("=== 3 errors in 1.00s ===\nbye", "=== 3 errors in 1.00s ==="),
+        ("train\nPASS the same weights", "PASS the same weights"),
+        ("", ""),
+    ],
+)
+def test_a_run_is_summed_up_by_its_counts(text, expected):
+    assert summary_of(text) == expected
