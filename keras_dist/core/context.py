@@ -265,9 +265,10 @@ def default_strategy() -> Any:
 
 
 class _Tracing(threading.local):
-    inlines = False
-    # The compiled function that is not to make variables any more.
-    has_made_all: str | None = None
+    def __init__(self) -> None:
+        self.inlines = False
+        # The compiled function that is not to make variables any more.
+        self.has_made_all: str | None = None
 
 
 _tracing = _Tracing()

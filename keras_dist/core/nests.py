@@ -44,7 +44,12 @@ def like(nest: Any, items: Mapping[Any, Any]) -> Any:
 def leaves_of(nest: Any) -> list[Any]:
     """Returns the leaves of a nest, in order."""
     leaves: list[Any] = []
-    map_nest(leaves.append, nest)
+
+    # PyTorch 2.11 can't trace the method of a list as a function.
+    def add(leaf: Any) -> None:
+        leaves.append(leaf)
+
+    map_nest(add, nest)
     return leaves
 
 

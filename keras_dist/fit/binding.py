@@ -94,7 +94,8 @@ def bind_model(model: keras.Model, strategy: StrategyBase) -> "Binding":
 
 
 class _Entered(threading.local):
-    already = False
+    def __init__(self) -> None:
+        self.already = False
 
 
 class Binding:

@@ -53,8 +53,9 @@ class _Called:
 class _LayerCalls(threading.local):
     """The step, or the list, that this thread's layer calls are reported to."""
 
-    step: ReplicaStep | None = None
-    calls: list[_Called] | None = None
+    def __init__(self) -> None:
+        self.step: ReplicaStep | None = None
+        self.calls: list[_Called] | None = None
 
 
 _layer_calls = _LayerCalls()

@@ -33,9 +33,10 @@ from keras_dist.replica.state import current_call
 
 
 class _Creating(threading.local):
-    makes_metric_state = False
-    # The variable for which an optimizer is making a slot.
-    reference: Any = None
+    def __init__(self) -> None:
+        self.makes_metric_state = False
+        # The variable for which an optimizer is making a slot.
+        self.reference: Any = None
 
 
 _creating = _Creating()

@@ -126,7 +126,8 @@ def warn_if_changed(
 
 
 class _Here(threading.local):
-    applies = False
+    def __init__(self) -> None:
+        self.applies = False
 
 
 _here = _Here()

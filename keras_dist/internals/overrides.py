@@ -78,7 +78,8 @@ Wrap = Callable[[Any], Callable[[Any], Any] | None]
 
 
 class _WrapOfThread(threading.local):
-    wrap: Wrap | None = None
+    def __init__(self) -> None:
+        self.wrap: Wrap | None = None
 
 
 _watching = _WrapOfThread()

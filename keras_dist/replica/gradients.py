@@ -54,7 +54,8 @@ class Differentiates(ABC):
 class _Differentiation(threading.local):
     """The number of functions around this code that are differentiated."""
 
-    depth = 0
+    def __init__(self) -> None:
+        self.depth = 0
 
 
 # An attribute and no function, because each `strategy.run` looks at it.

@@ -39,8 +39,10 @@ from keras_dist.replica.sums import Kind
 
 
 class _ReplicaOfThread(threading.local):
-    step: "ReplicaStep | None" = None
-    call: "ReplicaState | None" = None
+    # PyTorch 2.11 would trace a class attribute in place of the thread's own.
+    def __init__(self) -> None:
+        self.step: ReplicaStep | None = None
+        self.call: ReplicaState | None = None
 
 
 _current = _ReplicaOfThread()

@@ -1,6 +1,7 @@
 """What is PyTorch's own of compiled functions."""
 
 import functools
+import threading
 
 import keras
 import pytest
@@ -55,6 +56,23 @@ def test_replicas_meet_outside_of_compiled_regions(compiled, num_replicas):
         assert float(array(v)) == added
     operations = [name for graph in compiled for name in graph]
     assert torch.sin in operations and torch.cos in operations
+
+
+def test_state_of_threads_is_in_no_class():
+    """PyTorch 2.11 would trace the class' value in place of the thread's."""
+    kinds = [
+        kind
+        for kind in threading.local.__subclasses__()
+        if kind.__module__.startswith("keras_dist")
+    ]
+    assert kinds
+    for kind in kinds:
+        values = {
+            name
+            for name, value in vars(kind).items()
+            if not (name.startswith("__") or callable(value))
+        }
+        assert not values, kind
 
 
 def test_it_runs_as_it_is_unless_asked(compiled):
