@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import socket
+import time
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.pieces import pieces_of
 from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.workers import TorchWorkers
+
+# Seconds until a thread has noted, surely, what it has done.
+_NOTING = 0.5
 
 
 def _native_loop(
@@ -178,6 +182,8 @@ class TorchNativeWorkers(NativeWorkers):
     def collectives(self, loop: loops.Loop, steps: int) -> int:
         with torch.autograd.profiler.profile() as profile:
             loop.run(steps)
+            # Gloo's thread notes a collective after DDP has its result.
+            time.sleep(_NOTING)
         return sum(
             event.count
             for event in profile.key_averages()
