@@ -107,6 +107,7 @@ def measure_on_worker(
 ) -> list[measure.Measurement]:
     """Measures all settings; each worker calls it."""
     strategy = MultiWorkerMirroredStrategy()
+    _check_devices(strategy, settings[0])
     workers = strategy.executor.workers
     native_workers = get_benchmarks(_LACK).native_workers
     # `run_workers` starts several workers, where there is such a class.
@@ -119,6 +120,17 @@ def measure_on_worker(
         ]
     finally:
         native.close()
+
+
+def _check_devices(strategy: Strategy, setting: loops.Setting) -> None:
+    own = [str(device) for device in strategy.plan.devices]
+    wanted = setting.devices[0]
+    if own != [wanted]:
+        raise DeviceError(
+            "A worker computes elsewhere than it was told to. Received: "
+            f"{', '.join(own)}. Expected: '{wanted}'. Install the framework's "
+            "build for GPUs, or choose --device cpu."
+        )
 
 
 def _measure(

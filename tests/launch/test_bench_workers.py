@@ -200,6 +200,12 @@ def test_workers_without_a_gpu_for_each_are_an_error(monkeypatch):
         run_workers(2, ["small"], "gpu", 1, 0.001, Output())
 
 
+def test_gpus_that_the_framework_does_not_see_are_an_error(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "98,99")
+    with pytest.raises(DeviceError, match="Received: cpu:0.* 'gpu:0'"):
+        run_workers(2, ["small"], "gpu", 1, 0.001, Output())
+
+
 def test_each_worker_sees_one_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     seen = {}
