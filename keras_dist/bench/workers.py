@@ -123,6 +123,7 @@ def measure_on_worker(
 
 
 def _check_devices(strategy: Strategy, setting: loops.Setting) -> None:
+    """Raises `DeviceError` unless this worker has the setting's device."""
     own = [str(device) for device in strategy.plan.devices]
     wanted = setting.devices[0]
     if own != [wanted]:

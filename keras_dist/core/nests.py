@@ -43,14 +43,13 @@ def like(nest: Any, items: Mapping[Any, Any]) -> Any:
 
 def leaves_of(nest: Any) -> list[Any]:
     """Returns the leaves of a nest, in order."""
-    leaves: list[Any] = []
-
-    # PyTorch 2.11 can't trace the method of a list as a function.
-    def add(leaf: Any) -> None:
-        leaves.append(leaf)
-
-    map_nest(add, nest)
-    return leaves
+    if isinstance(nest, Mapping):
+        items = [nest[key] for key in nest]
+    elif isinstance(nest, (list, tuple)):
+        items = list(nest)
+    else:
+        return [nest]
+    return [leaf for item in items for leaf in leaves_of(item)]
 
 
 def select(index: int, nest: Any) -> Any:
