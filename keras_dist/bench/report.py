@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from keras_dist.bench import measure
+from keras_dist.environment.packages import version_of
 from keras_dist.planning import tables
 
 
@@ -63,7 +64,7 @@ def header(command: str) -> dict[str, Any]:
         "command": f"bench {command}",
         "backend": backend,
         "versions": {
-            backend: version(backend),
+            backend: version_of(backend),
             "keras": keras.__version__,
             "keras-dist": version("keras-dist"),
             "python": platform.python_version(),

@@ -15,6 +15,7 @@ from keras_dist.cli.environment import fail
 from keras_dist.environment.packages import BACKEND_VARIABLE
 from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
+from keras_dist.environment.packages import version_of
 
 ALL = "all"
 
@@ -142,7 +143,7 @@ def _say_what_there_is(console: Any, seen: dict[str, Any]) -> None:
 def _versions(chosen: list[InstalledBackend]) -> dict[str, str]:
     return {
         "keras-dist": version("keras-dist"),
-        "keras": version("keras"),
+        "keras": version_of("keras"),
         "python": platform.python_version(),
         **{each.name: each.version for each in chosen if each.is_installed},
     }

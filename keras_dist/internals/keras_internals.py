@@ -94,6 +94,13 @@ is_torch_dataloader = private(
     "keras.src.trainers.data_adapters.is_torch_dataloader"
 )
 is_grain_dataset = private("keras.src.trainers.data_adapters.is_grain_dataset")
+# What JAX' trainer reads for an execution whose batches it can't stack. `None`
+# before Keras 3.16, where it reads them one by one, as other backends' do.
+_Unstacked: Any = getattr(
+    private("keras.src.trainers.data_adapters.data_adapter_utils"),
+    "PartialBatchList",
+    None,
+)
 
 # Used later, as attributes.
 private(
@@ -274,6 +281,25 @@ def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
 def build_from(model: keras.Model, batch: Any) -> None:
     """Builds what a compiled model's first step would, from a batch."""
     model._symbolic_build(data_batch=batch)
+
+
+def read_execution(iterator: Iterator[Any], count: int) -> Any:
+    """Reads the batches of one execution of `count` steps; returns the last.
+
+    The last execution of an epoch may have fewer batches.
+    """
+    batch = next(iterator)
+    if count == 1:
+        return batch
+    if _Unstacked is None or keras.backend.backend() != "jax":
+        for _ in range(count - 1):
+            batch = next(iterator, batch)
+        return batch
+    if isinstance(batch, _Unstacked):
+        return batch[-1]
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else leaf[-1], batch
+    )
 
 
 def build_without_values(

@@ -5,6 +5,9 @@ import importlib.metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+# Distributions that may be installed in place of another one.
+SAME = {"keras": "keras-nightly"}
+
 
 def hidden(*extras, also=()):
     """Names to hide, for an environment with `keras-dist[extras]` alone.
@@ -37,6 +40,8 @@ def _add(name, extras, seen):
     if name in seen and extras <= seen[name]:
         return
     seen[name] = seen.get(name, set()) | extras
+    if name in SAME:
+        _add(SAME[name], extras, seen)
     try:
         lines = importlib.metadata.requires(name) or []
     except importlib.metadata.PackageNotFoundError:

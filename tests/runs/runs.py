@@ -80,8 +80,7 @@ class Run:
     def _hidden(self):
         if self.extras is None or not os.environ.get("TESTS_DIVIDED"):
             return ""
-        # A Keras of the night is the same package from another distribution.
-        also = ("pip", "keras-nightly", *ALSO.get(self.backend, ()))
+        also = ("pip", *ALSO.get(self.backend, ()))
         return alone.hidden(self.backend, *self.extras, also=also)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from keras_dist.sharding.supported import rate_now
 from keras_dist.sharding.supported import settings_of
 from keras_dist.sharding.supported import settings_text
+from keras_versions import excludes_when_built
 
 
 def built(optimizer):
@@ -42,6 +43,7 @@ def test_variables_and_notes_of_keras_are_none():
     } & set(found)
 
 
+@excludes_when_built
 def test_the_text_changes_with_a_setting_and_with_what_decays():
     optimizer, variables = built(keras.optimizers.AdamW())
     texts = [settings_text(optimizer, variables)]

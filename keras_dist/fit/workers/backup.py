@@ -18,6 +18,7 @@ from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.internals.keras_internals import build_from
+from keras_dist.internals.keras_internals import read_execution
 from keras_dist.internals.keras_internals import set_initial_epoch
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.randomness import random_state
@@ -264,10 +265,7 @@ class Skipping:
         *state, data = args
         batch = None
         if hasattr(data, "__next__"):
-            batch = next(data)
-            for _ in range(executions - 1):
-                # The last execution may have fewer batches.
-                batch = next(data, batch)
+            batch = read_execution(data, executions)
         if self._left <= 0:
             self._then(batch)
         return ({}, *state) if state else {}

@@ -259,7 +259,7 @@ def test_a_branch_on_the_rows_of_a_replica_is_named():
     with pytest.raises(
         keras_dist.ReplicaDivergenceError, match="the update by.*end of"
     ):
-        model.fit(x, x, batch_size=2, verbose=0)
+        model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
     model.fit(np.zeros((2, 1)), x, batch_size=2, verbose=0)
 
 
@@ -306,6 +306,6 @@ def test_an_exception_names_its_replica_and_ends_the_threads(failing):
     model.compile("sgd", "mse")
     x = np.array([[0.0], [1.0]], "float32")
     with pytest.raises(ZeroDivisionError) as error:
-        model.fit(x, x, batch_size=2, verbose=0)
+        model.fit(x, x, batch_size=2, shuffle=False, verbose=0)
     assert f"replica {failing} of 2" in "".join(error.value.__notes__)
     model.fit(x + 5, x, batch_size=2, verbose=0)
