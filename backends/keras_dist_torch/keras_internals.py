@@ -1,10 +1,16 @@
 """The door to Keras' private names; `TorchModuleWrapper` is refused."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import torch
 
+from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.private_names import private
+from keras_dist.plugin.front_end import bound
 
 TorchModuleWrapper = private("keras.src.utils.torch_utils.TorchModuleWrapper")
 
@@ -28,3 +34,28 @@ def device_scope() -> str | None:
     """Returns the device of the open `keras.device`, `None` without one."""
     device: str | None = global_state.get_global_attribute("torch_device")
     return device
+
+
+def keep_out_of_groups() -> None:
+    """Keeps models of strategies out of Keras' own distribution.
+
+    From Keras 3.16, it begins wherever a program has a default process group:
+    it puts models into DistributedDataParallel, and sums metrics once more.
+    """
+    begin = "_initialize_ddp"
+    if begin not in vars(Trainer):
+        return
+    parent: Any = Trainer.__mro__[1]
+    _hook(begin, lambda model: None)
+    _hook("get_metrics_result", parent.get_metrics_result)
+
+
+def _hook(name: str, of_strategies: Callable[[Any], Any]) -> None:
+    """Makes a method of Keras' trainer another one for models of strategies."""
+    original = getattr(Trainer, name)
+
+    @functools.wraps(original)
+    def method(self: Any) -> Any:
+        return (original if bound(self) is None else of_strategies)(self)
+
+    setattr(Trainer, name, method)

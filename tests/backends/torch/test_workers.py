@@ -6,6 +6,8 @@ import subprocess
 import sys
 from unittest import mock
 
+import keras
+import numpy as np
 import pytest
 import torch
 
@@ -84,6 +86,33 @@ def test_the_store_listens_where_it_was_told_to(counted):
     for worker in counted:
         assert worker["listening"] <= {"127.0.0.1"}
     assert counted[0]["listening"] == {"127.0.0.1"}
+
+
+@pytest.mark.smoke
+def test_models_stay_out_of_a_default_group():
+    """Keras 3.16 would put them into DistributedDataParallel."""
+    x = np.ones((4, 2), "float32")
+    histories = []
+    for has_group in (False, True):
+        if has_group:
+            store = torch.distributed.HashStore()
+            torch.distributed.init_process_group(
+                "gloo", store=store, rank=0, world_size=1
+            )
+        try:
+            keras.utils.set_random_seed(0)
+            with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+                model = keras.Sequential(
+                    [keras.Input((2,)), keras.layers.Dense(1)]
+                )
+            model.compile("sgd", "mse")
+            histories.append(model.fit(x, x[:, :1], epochs=2, verbose=0))
+            assert getattr(model, "ddp_model", None) is None
+        finally:
+            if has_group:
+                torch.distributed.destroy_process_group()
+    plain, with_group = (each.history["loss"] for each in histories)
+    assert with_group == pytest.approx(plain, rel=1e-6)
 
 
 def test_nccl_without_gpus_is_refused():
