@@ -32,6 +32,7 @@ from typing import Any
 import keras
 
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.keras_internals import JOINS_STEPS
 from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.keras_internals import trainable_variables
 from keras_dist.internals.private_names import private
@@ -206,8 +207,8 @@ def loop_of(
     """Makes Keras' function that runs `steps_per_execution` steps."""
     make = type(model)._make_function
     maker: Any = model
-    if "out_shardings" in inspect.signature(make).parameters:
-        # From Keras 3.16, it compiles the step, which is compiled already.
+    if JOINS_STEPS:
+        # It would compile the step, which is compiled already.
         maker = types.SimpleNamespace(
             run_eagerly=True,
             jit_compile=False,

@@ -1,6 +1,5 @@
 """The door to Keras' private names; `TorchModuleWrapper` is refused."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import torch
 
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import global_state
+from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.private_names import private
 from keras_dist.plugin.front_end import bound
 
@@ -52,10 +52,9 @@ def keep_out_of_groups() -> None:
 
 def _hook(name: str, of_strategies: Callable[[Any], Any]) -> None:
     """Makes a method of Keras' trainer another one for models of strategies."""
-    original = getattr(Trainer, name)
 
-    @functools.wraps(original)
-    def method(self: Any) -> Any:
+    @as_hook
+    def hook(original: Any, self: Any, /) -> Any:
         return (original if bound(self) is None else of_strategies)(self)
 
-    setattr(Trainer, name, method)
+    setattr(Trainer, name, hook(getattr(Trainer, name)))

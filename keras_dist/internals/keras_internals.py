@@ -94,12 +94,12 @@ is_torch_dataloader = private(
     "keras.src.trainers.data_adapters.is_torch_dataloader"
 )
 is_grain_dataset = private("keras.src.trainers.data_adapters.is_grain_dataset")
-# What JAX' trainer reads for an execution whose batches it can't stack. `None`
-# before Keras 3.16, where it reads them one by one, as other backends' do.
-_Unstacked: Any = getattr(
-    private("keras.src.trainers.data_adapters.data_adapter_utils"),
-    "PartialBatchList",
-    None,
+# From Keras 3.16, JAX' trainer compiles the step that its loop runs, and reads
+# the batches of an execution as one.
+_make_function = getattr(Trainer, "_make_function", None)
+JOINS_STEPS = (
+    _make_function is not None
+    and "out_shardings" in inspect.signature(_make_function).parameters
 )
 
 # Used later, as attributes.
@@ -291,11 +291,11 @@ def read_execution(iterator: Iterator[Any], count: int) -> Any:
     batch = next(iterator)
     if count == 1:
         return batch
-    if _Unstacked is None or keras.backend.backend() != "jax":
+    if not JOINS_STEPS:
         for _ in range(count - 1):
             batch = next(iterator, batch)
         return batch
-    if isinstance(batch, _Unstacked):
+    if isinstance(batch, list):  # batches that it can't stack
         return batch[-1]
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else leaf[-1], batch
