@@ -108,7 +108,10 @@ def _left_over_threads(before):
 
     if not alive():
         return []
-    gc.collect()
+    # With Keras 3.14, PyTorch's graphs are in cycles, and what a graph holds
+    # is freed by the collection after that of the graph.
+    for _ in range(3):
+        gc.collect()
     deadline = time.monotonic() + 30
     for thread in alive():
         thread.join(timeout=max(0.0, deadline - time.monotonic()))

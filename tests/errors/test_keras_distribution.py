@@ -8,6 +8,9 @@ import pytest
 
 import keras_dist
 from keras_dist.errors import StrategyMismatchError
+from keras_versions import has_distributions
+
+pytestmark = has_distributions
 
 D = keras.distribution
 X = np.ones((8, 2), "float32")

@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_versions import READS_AHEAD
+
 
 def programs(name):
     """The compiled programs of that name, newest last."""
@@ -54,7 +56,9 @@ def test_calls_against_data_parallel_and_over_replicas(
         theirs = calls_a_step(make_model(metrics=["accuracy"]), *data)
     two = calls_a_step(make_model(2, metrics=["accuracy"]), *data)
     four = calls_a_step(make_model(4, metrics=["accuracy"]), *data)
-    assert two <= 0.6 * theirs
+    # Keras puts the batch that it reads ahead into host memory first, which
+    # its own distribution doesn't need.
+    assert two <= (0.7 if READS_AHEAD else 0.6) * theirs
     assert four <= 1.05 * two
 
 
@@ -160,7 +164,8 @@ def test_live_bytes(make_model, data, live_bytes, num_replicas):
     model.fit(*data, epochs=2, **kwargs)
     model.evaluate(*data, **kwargs)
     model.predict(data[0], **kwargs)
-    batch = 16 * (6 + 1) * 4
+    # The step's batch; Keras holds it and the next one, if it reads ahead.
+    batch = 16 * (6 + 1) * 4 * (3 if READS_AHEAD else 1)
     slack = 1024
     assert max(most) <= num_replicas * (state_bytes(model) + slack) + batch
 

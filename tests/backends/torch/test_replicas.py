@@ -139,13 +139,15 @@ def test_steps_leave_no_tensors_behind():
     def layers():
         return keras.layers.Dense(4), keras.layers.BatchNormalization()
 
+    plain, _ = uncollected_tensors(make_model(*layers()), steps=20)
     with strategy_of(2).scope():
         model = make_model(*layers())
     uncollected, kept = uncollected_tensors(model, steps=20)
     assert kept <= 0
     # What is left to the collector is in cycles that Keras' own tree
-    # functions make. An autograd node in a cycle would hold a whole graph.
-    assert uncollected <= 20 * 20
+    # functions make: few in Keras 3.15, one an operation in 3.14. An autograd
+    # node in a cycle of ours would hold a whole graph.
+    assert uncollected <= 20 * 20 + 3 * plain
 
 
 def live_bytes():
