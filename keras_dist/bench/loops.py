@@ -217,6 +217,26 @@ class StepLoop(Loop):
         return float(keras.ops.convert_to_numpy(loss))
 
 
+class _BatchLoop(StepLoop):
+    """A loop of `train_on_batch`."""
+
+    def __init__(
+        self, model: keras.Model, batches: list[Batch], runs_in: Scope
+    ) -> None:
+        # A strategy's `train_on_batch` does not keep its model alive.
+        super().__init__(
+            lambda x, y: model.train_on_batch(x, y), batches, runs_in=runs_in
+        )
+        self._model = model
+
+    def feed(self, steps: int) -> Iterable[Any]:
+        for index, batch in enumerate(super().feed(steps), 1):
+            if index == steps:
+                # Else Keras 3.14 returns the mean loss of all calls.
+                self._model.reset_metrics()
+            yield batch
+
+
 def batch_loop(
     setting: Setting,
     batches: list[Batch],
@@ -226,7 +246,4 @@ def batch_loop(
     """Returns a loop of `train_on_batch`, which is the step of `fit`."""
     with built_in():
         model = setting.compiled()
-    # A strategy's `train_on_batch` does not keep its model alive.
-    return StepLoop(
-        lambda x, y: model.train_on_batch(x, y), batches, runs_in=runs_in
-    )
+    return _BatchLoop(model, batches, runs_in)

@@ -13,6 +13,8 @@ from typing import NoReturn
 
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
+# Packages that may lie in a folder of another name, on PYTHONPATH.
+_FRAMEWORKS = ("keras", "jax", "tensorflow", "torch")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _MISSING = object()
@@ -134,7 +136,14 @@ def _is_own(filename: str) -> bool:
     return not (
         filename.startswith(("<frozen ", _STDLIB))
         or any(folder in parts for folder in _INSTALLED)
+        or any(filename.startswith(folder) for folder in _framework_folders())
     )
+
+
+def _framework_folders() -> list[str]:
+    imported = [sys.modules.get(name) for name in _FRAMEWORKS]
+    files = [getattr(module, "__file__", None) for module in imported]
+    return [os.path.dirname(file) + os.sep for file in files if file]
 
 
 def _shown(filename: str) -> str:
