@@ -136,4 +136,5 @@ def test_no_backend_is_said_in_a_few_lines(statement):
     assert done.returncode == 1
     assert "set KERAS_BACKEND=" in lines[-1]
     assert "caffe" in lines[-1]
-    assert len(lines) <= 12, done.stderr
+    # A frame has a line more in Python 3.13.
+    assert len(lines) <= 14, done.stderr
