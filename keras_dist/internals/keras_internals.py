@@ -23,6 +23,7 @@
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.epoch_iterator` | shows the first batch of data |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
+| `_epoch` of these, from Keras 3.16 | shuffles data in `fit` |
 | `keras.src.utils.module_utils` | `tf.data`, where TensorFlow is installed |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 | `keras.src.backend.core.custom_gradient` | users' own backward passes |
@@ -276,6 +277,21 @@ def innermost_call() -> LayerCall | None:
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Makes `fit` begin with this epoch, from 0; with `None`, its argument."""
     model._initial_epoch = epoch
+
+
+def shuffling_epoch(iterator: Any) -> int | None:
+    """Returns the number by which a trainer's data is shuffled next.
+
+    `None` before Keras 3.16, which shuffles by the global random states.
+    """
+    epoch: int | None = getattr(iterator.data_adapter, "_epoch", None)
+    return epoch
+
+
+def set_shuffling_epoch(iterator: Any, epoch: int) -> None:
+    """Sets what `shuffling_epoch` returns, where there is such a number."""
+    if hasattr(iterator.data_adapter, "_epoch"):
+        iterator.data_adapter._epoch = epoch
 
 
 def build_from(model: keras.Model, batch: Any) -> None:
