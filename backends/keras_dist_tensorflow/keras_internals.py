@@ -59,8 +59,8 @@ def set_strategy(optimizer: Any, native: tf.distribute.Strategy) -> None:
     optimizer._distribution_strategy = native
 
 
-# What an optimizer knows of each variable, by the variable's key. Keras 3.16 has
-# the second in place of the third.
+# What an optimizer knows of each variable, by the variable's key. Keras 3.16
+# has the second in place of the third.
 _BY_KEY = (
     "_trainable_variables_indices",
     "_weight_decay_by_var_key",
