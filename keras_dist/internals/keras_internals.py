@@ -274,6 +274,36 @@ def innermost_call() -> LayerCall | None:
     return LayerCall(names["self"], names["args"], names["kwargs"], training)
 
 
+def losses_with_own_call() -> list[type[Any]]:
+    """Returns the classes of Keras' losses with a `__call__`, `Loss` first.
+
+    From Keras 3.16, there are others that don't call that of `Loss`.
+    """
+    loss = keras.losses.Loss
+    found = (each for each in vars(keras.losses).values() if each is not loss)
+    return [
+        loss,
+        *(
+            each
+            for each in found
+            if inspect.isclass(each)
+            and issubclass(each, loss)
+            and "__call__" in vars(each)
+        ),
+    ]
+
+
+def modules_that_reduce_losses() -> list[Any]:
+    """Returns the modules in which losses find `reduce_weighted_values`."""
+    name = "reduce_weighted_values"
+    original = vars(losses)[name]
+    return [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("keras.") and vars(module).get(name) is original
+    ]
+
+
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Makes `fit` begin with this epoch, from 0; with `None`, its argument."""
     model._initial_epoch = epoch
