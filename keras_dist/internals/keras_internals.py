@@ -274,7 +274,7 @@ def innermost_call() -> LayerCall | None:
     return LayerCall(names["self"], names["args"], names["kwargs"], training)
 
 
-def losses_with_own_call() -> list[type[Any]]:
+def losses_with_own_call() -> list[Any]:
     """Returns the classes of Keras' losses with a `__call__`, `Loss` first.
 
     From Keras 3.16, there are others that don't call that of `Loss`.
