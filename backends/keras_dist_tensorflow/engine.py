@@ -42,6 +42,7 @@ from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.natives import on_device
+from keras_dist_tensorflow.natives import one_copy
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
@@ -213,6 +214,9 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
         with on_device(self.plan.primary):
             return sum_over_workers(sums, self.workers)
+
+    def left_scope(self) -> contextlib.AbstractContextManager[None]:
+        return one_copy()
 
     @contextlib.contextmanager
     def probing(self) -> Iterator[None]:

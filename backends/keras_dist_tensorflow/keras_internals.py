@@ -59,6 +59,15 @@ def set_strategy(optimizer: Any, native: tf.distribute.Strategy) -> None:
     optimizer._distribution_strategy = native
 
 
+# What an optimizer knows of each variable, by the variable's key. Keras 3.16
+# has the second in place of the third.
+_BY_KEY = (
+    "_trainable_variables_indices",
+    "_weight_decay_by_var_key",
+    "_exclude_from_weight_decay_cache",
+)
+
+
 def adopt_optimizer(
     optimizer: Any,
     native: tf.distribute.Strategy,
@@ -69,18 +78,20 @@ def adopt_optimizer(
         known = vars(optimizer)
         set_strategy(optimizer, native)
         if renamed:
-            indices = optimizer._trainable_variables_indices
-            # A new dict: TensorFlow can't save a tracked one that was cleared.
-            optimizer._trainable_variables_indices = {
-                renamed.get(key, key): i for key, i in indices.items()
-            }
+            for name in _BY_KEY:
+                # A new dict: TensorFlow can't save a tracked one that was
+                # cleared.
+                if known.get(name):
+                    by_key = {
+                        renamed.get(key, key): value
+                        for key, value in known[name].items()
+                    }
+                    setattr(optimizer, name, by_key)
             excluded = known.get("_exclude_from_weight_decay")
             if excluded:
                 optimizer._exclude_from_weight_decay = {
                     renamed.get(key, key) for key in excluded
                 }
-            if known.get("_exclude_from_weight_decay_cache"):
-                optimizer._exclude_from_weight_decay_cache = {}
         optimizer = known.get("inner_optimizer")
 
 

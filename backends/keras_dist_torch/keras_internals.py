@@ -11,6 +11,7 @@ from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.private_names import private
 from keras_dist.plugin.front_end import bound
+from keras_dist.plugin.workers import is_alone_on_purpose
 
 TorchModuleWrapper = private("keras.src.utils.torch_utils.TorchModuleWrapper")
 
@@ -41,6 +42,7 @@ def keep_out_of_groups() -> None:
 
     From Keras 3.16, it begins wherever a program has a default process group:
     it puts models into DistributedDataParallel, and sums metrics once more.
+    Models that each worker trains alone on purpose are kept out too.
     """
     begin = "_initialize_ddp"
     if begin not in vars(Trainer):
@@ -50,11 +52,12 @@ def keep_out_of_groups() -> None:
     _hook("get_metrics_result", parent.get_metrics_result)
 
 
-def _hook(name: str, of_strategies: Callable[[Any], Any]) -> None:
-    """Makes a method of Keras' trainer another one for models of strategies."""
+def _hook(name: str, instead: Callable[[Any], Any]) -> None:
+    """Makes a method of Keras' trainer another one for what is kept out."""
 
     @as_hook
     def hook(original: Any, self: Any, /) -> Any:
-        return (original if bound(self) is None else of_strategies)(self)
+        is_kept_out = bound(self) is not None or is_alone_on_purpose()
+        return (instead if is_kept_out else original)(self)
 
     setattr(Trainer, name, hook(getattr(Trainer, name)))

@@ -7,6 +7,7 @@ of the calling thread.
 import contextlib
 import functools
 import threading
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -213,7 +214,7 @@ def install() -> None:
     Trainer._symbolic_build = _hook_symbolic_build(Trainer._symbolic_build)
     for name in ("train", "test", "predict"):
         method = f"make_{name}_function"
-        hook = as_hook(partial(_hook_make_function, name == "train"))
+        hook = as_hook(partial(_hook_make_function, f"{name}_function"))
         setattr(Trainer, method, hook(getattr(Trainer, method)))
 
 
@@ -221,23 +222,54 @@ def install() -> None:
 def _hook_symbolic_build(
     original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> None:
-    # Slots for a model of no strategy belong to none, in a scope too.
     is_plain = bound(self) is None
-    with context.left() if is_plain else contextlib.nullcontext():
+    with _left_scopes() if is_plain else contextlib.nullcontext():
         original(self, *args, **kwargs)
 
 
 def _hook_make_function(
-    trains: bool, original: Any, self: keras.Model, force: bool = False
+    name: str, original: Any, self: keras.Model, force: bool = False
 ) -> Any:
     """Stands for the method that makes the function of `fit` or a relative."""
-    if bound(self) is None:
-        notice_scope(self)
-        # An existing train function was checked; `compile` removes it.
-        if trains and not self.train_function:
-            _check(self)
-            notice(self)
-    return original(self, force)
+    if bound(self) is not None:
+        return original(self, force)
+    notice_scope(self)
+    before = getattr(self, name)
+    # An existing train function was checked; `compile` removes it.
+    if name == "train_function" and not before:
+        _check(self)
+        notice(self)
+    result = original(self, force)
+    made = getattr(self, name)
+    if made is not before and context.in_cross_replica_context():
+        setattr(self, name, _leaving_scopes(made))
+    return result
+
+
+def _leaving_scopes(function: Any) -> Any:
+    """Returns a function that runs as if no scope was open."""
+
+    @functools.wraps(function)
+    def apart(*args: Any, **kwargs: Any) -> Any:
+        with _left_scopes():
+            return function(*args, **kwargs)
+
+    return apart
+
+
+@contextlib.contextmanager
+def _left_scopes() -> Iterator[None]:
+    """Leaves the open scope: what a plain model makes in it belongs to none.
+
+    These are its optimizer's slots and its metrics' states, and its own
+    variables if it is built by its first batch.
+    """
+    strategy: Any = context.current_strategy()
+    if strategy is None:
+        yield
+        return
+    with context.left(), strategy.executor.left_scope():
+        yield
 
 
 def _check(model: keras.Model) -> None:

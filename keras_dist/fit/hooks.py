@@ -200,10 +200,12 @@ def _hook_build(original: Any, self: Any, call_spec: Any) -> None:
 @functools.cache
 def install() -> None:
     """Installs all hooks; further calls do nothing."""
-    _wrap(keras.losses.Loss, "__call__", losses.hook_call)
+    for cls in keras_internals.losses_with_own_call():
+        _wrap(cls, "__call__", losses.hook_call)
     hook_overrides(keras.losses.Loss, "__call__", losses.hook_own_call)
+    for module in keras_internals.modules_that_reduce_losses():
+        _wrap(module, "reduce_weighted_values", losses.hook_reduction)
     module = keras_internals.losses
-    _wrap(module, "reduce_weighted_values", losses.hook_reduction)
     for name, by in (("scale", operator.truediv), ("unscale", operator.mul)):
         hook = as_hook(functools.partial(losses.scale, by))
         _wrap(module, f"{name}_loss_for_distribution", hook)

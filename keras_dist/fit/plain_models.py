@@ -6,7 +6,6 @@ refused. Copies in this process join the strategy of their original.
 """
 
 import contextlib
-import contextvars
 import copy
 import functools
 import json
@@ -14,7 +13,6 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -29,6 +27,7 @@ from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import has_joined
+from keras_dist.plugin.workers import is_alone_on_purpose
 from keras_dist.plugin.workers import is_independent
 
 _ATTRIBUTE = "_keras_dist_origin"
@@ -37,7 +36,6 @@ told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 # The key of the origin in the configuration that files and pickles hold.
 _KEY = "keras_dist_origin"
 _TRAINING = ("fit", "train_on_batch")
-_on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
 
 
 class DistributedConfig(dict[str, Any]):
@@ -188,16 +186,6 @@ def watch_training() -> None:
         _install()
 
 
-@contextlib.contextmanager
-def alone_on_purpose() -> Iterator[None]:
-    """Allows each worker to train models of its own inside the context."""
-    token = _on_purpose.set(True)
-    try:
-        yield
-    finally:
-        _on_purpose.reset(token)
-
-
 @functools.cache
 def _install() -> None:
     for name in _TRAINING:
@@ -217,7 +205,7 @@ def _hook_training(
 
 def _check(model: keras.Model, strategy: Any, method: str) -> None:
     """Refuses, or warns of, training a model that other workers don't train."""
-    found = None if _on_purpose.get() or is_independent() else place()
+    found = None if is_alone_on_purpose() or is_independent() else place()
     if found is None or found[0].number == 1:
         return
     if strategy is not None and strategy.names_its_device and has_joined():

@@ -23,6 +23,7 @@
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.trainers.epoch_iterator` | shows the first batch of data |
 | `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
+| `_epoch` of these, from Keras 3.16 | shuffles data in `fit` |
 | `keras.src.utils.module_utils` | `tf.data`, where TensorFlow is installed |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 | `keras.src.backend.core.custom_gradient` | users' own backward passes |
@@ -273,9 +274,54 @@ def innermost_call() -> LayerCall | None:
     return LayerCall(names["self"], names["args"], names["kwargs"], training)
 
 
+def losses_with_own_call() -> list[Any]:
+    """Returns the classes of Keras' losses with a `__call__`, `Loss` first.
+
+    From Keras 3.16, there are others that don't call that of `Loss`.
+    """
+    loss = keras.losses.Loss
+    found = (each for each in vars(keras.losses).values() if each is not loss)
+    return [
+        loss,
+        *(
+            each
+            for each in found
+            if inspect.isclass(each)
+            and issubclass(each, loss)
+            and "__call__" in vars(each)
+        ),
+    ]
+
+
+def modules_that_reduce_losses() -> list[Any]:
+    """Returns the modules in which losses find `reduce_weighted_values`."""
+    name = "reduce_weighted_values"
+    original = vars(losses)[name]
+    return [
+        module
+        for path, module in list(sys.modules.items())
+        if path.startswith("keras.") and vars(module).get(name) is original
+    ]
+
+
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Makes `fit` begin with this epoch, from 0; with `None`, its argument."""
     model._initial_epoch = epoch
+
+
+def shuffling_epoch(iterator: Any) -> int | None:
+    """Returns the number by which a trainer's data is shuffled next.
+
+    `None` before Keras 3.16, which shuffles by the global random states.
+    """
+    epoch: int | None = getattr(iterator.data_adapter, "_epoch", None)
+    return epoch
+
+
+def set_shuffling_epoch(iterator: Any, epoch: int) -> None:
+    """Sets what `shuffling_epoch` returns, where there is such a number."""
+    if hasattr(iterator.data_adapter, "_epoch"):
+        iterator.data_adapter._epoch = epoch
 
 
 def build_from(model: keras.Model, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Wraps methods that users' subclasses override, and the first pass of data."""
+"""Wraps methods that users' subclasses override, and the data of trainers."""
 
 import contextlib
 import functools
@@ -77,18 +77,31 @@ def hook_override(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:
 Wrap = Callable[[Any], Callable[[Any], Any] | None]
 
 
-class _WrapOfThread(threading.local):
+class _WatchOfThread(threading.local):
     def __init__(self) -> None:
         self.wrap: Wrap | None = None
+        # Called with each iterator that a trainer makes to shuffle its data.
+        self.shuffles: Callable[[Any], None] | None = None
 
 
-_watching = _WrapOfThread()
+_watching = _WatchOfThread()
 
 
 def first_pass_wrapped(wrap: Wrap) -> contextlib.AbstractContextManager[None]:
     """Wraps the first pass over data that trainers read inside the context."""
     _install()
     return replaced(_watching, wrap=wrap)
+
+
+def shuffles_noted(
+    note: Callable[[Any], None],
+) -> contextlib.AbstractContextManager[None]:
+    """Calls `note` with the iterators that shuffle data inside the context.
+
+    Of Keras' trainers, `fit` shuffles.
+    """
+    _install()
+    return replaced(_watching, shuffles=note)
 
 
 @functools.cache
@@ -98,6 +111,8 @@ def _install() -> None:
     @functools.wraps(original)
     def __init__(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
         original(self, x, *args, **kwargs)
+        if _watching.shuffles is not None and kwargs.get("shuffle"):
+            _watching.shuffles(self)
         wrap = None if _watching.wrap is None else _watching.wrap(x)
         if wrap is None:
             return

@@ -51,6 +51,13 @@ class Executor(ABC):
         """Returns the context in which the strategy's variables are made."""
         return contextlib.nullcontext()
 
+    def left_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context in which an open `creation_scope` does nothing.
+
+        In it, models of no strategy make their variables.
+        """
+        return contextlib.nullcontext()
+
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context of `fit`, `evaluate` and so on."""
         return contextlib.nullcontext()

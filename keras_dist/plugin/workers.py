@@ -2,12 +2,14 @@
 
 import atexit
 import contextlib
+import contextvars
 import functools
 import os
 import sys
 import warnings
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from pathlib import Path
@@ -240,3 +242,21 @@ def has_joined() -> bool:
 def is_independent(environ: Mapping[str, str] = os.environ) -> bool:
     """Returns true if the user wants workers to train independently."""
     return environ.get(INDEPENDENT, "0") not in ("", "0")
+
+
+_on_purpose = contextvars.ContextVar("keras_dist_trains_alone", default=False)
+
+
+@contextlib.contextmanager
+def alone_on_purpose() -> Iterator[None]:
+    """Allows each worker to train models of its own inside the context."""
+    token = _on_purpose.set(True)
+    try:
+        yield
+    finally:
+        _on_purpose.reset(token)
+
+
+def is_alone_on_purpose() -> bool:
+    """Returns whether `alone_on_purpose` is open."""
+    return _on_purpose.get()

@@ -16,12 +16,12 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.fit import hooks
 from keras_dist.fit.draws import equal_draws
-from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import alone_on_purpose
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.verification import compare
 from keras_dist.verification.batches import Batch

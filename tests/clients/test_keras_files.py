@@ -20,7 +20,7 @@ SAMPLE = [
     "optimizers/sgd_test.py",
 ]
 
-with_tests = pytest.mark.skipif(
+has_tests = pytest.mark.skipif(
     not (keras_folder() / "optimizers/adam_test.py").is_file(),
     reason="This version of Keras is installed without its own tests.",
 )
@@ -57,7 +57,7 @@ def test_that_is_left_out():
 """
 
 
-@with_tests
+@has_tests
 @pytest.mark.parametrize("strategy", STRATEGIES[BACKEND])
 def test_what_passes_in_plain_keras_passes_in_the_scope(strategy):
     done = compare(SAMPLE, BACKEND, strategy)
@@ -85,7 +85,7 @@ def test_a_difference_is_found(tmp_path):
     assert not done.is_good
 
 
-@with_tests
+@has_tests
 def test_each_known_failure_has_a_reason_and_is_a_test_of_keras():
     for entry in read_known():
         assert entry.reason.endswith("."), entry

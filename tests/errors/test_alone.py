@@ -10,6 +10,7 @@ import pytest
 import keras_dist
 from keras_dist.fit import plain_models
 from keras_dist.plugin import workers
+from keras_dist.plugin.workers import alone_on_purpose
 
 X = np.ones((4, 2), "float32")
 STRATEGIES = {
@@ -77,7 +78,7 @@ def test_what_trains_nothing_is_no_concern(monkeypatch):
 def test_one_that_is_alone_on_purpose(monkeypatch):
     two_addresses(monkeypatch)
     model = made("none")
-    with plain_models.alone_on_purpose():
+    with alone_on_purpose():
         fit(model)
     monkeypatch.setenv("KERAS_DIST_INDEPENDENT", "1")
     fit(model)

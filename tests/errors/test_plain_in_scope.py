@@ -53,6 +53,37 @@ def test_it_is_told_once(name, kind):
     assert warning.filename == __file__
 
 
+# Keras builds an unbuilt model for `predict` on JAX as users do, by calling it.
+MAKING = [(name, True) for name in CALLS] + [
+    (name, False) for name in CALLS if not name.startswith("predict")
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "is_built"), MAKING)
+def test_what_it_makes_belongs_to_no_strategy(name, is_built, kind):
+    """On TensorFlow, and where it is not built, its first batch makes it."""
+    inputs = [keras.Input((3,))] if is_built else []
+    model = keras.Sequential([*inputs, keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Nadam()
+    model.compile(optimizer, "mse", metrics=["mae"])
+    with (
+        pytest.warns(UserWarning, match="runs on one device"),
+        make_strategy(kind).scope(),
+    ):
+        CALLS[name](model)
+        made = [
+            *model.weights,
+            *optimizer.variables,
+            *model.metrics_variables,
+        ]
+        assert not [v for v in made if "distribute_strategy" in vars(v)]
+        CALLS["fit"](model)
+    CALLS["fit"](model)
+    model.compile(optimizer, "mse")
+    CALLS["fit"](model)
+
+
 def test_one_that_has_trained_before_the_scope():
     model = make_model()
     CALLS["fit"](model)

@@ -10,6 +10,7 @@ import keras_dist
 from gradients.helpers import BACKEND
 from gradients.helpers import array
 from gradients.helpers import strategy_of
+from keras_versions import several_steps
 
 COUNTS = pytest.mark.parametrize("num_replicas", [1, 2, 4])
 
@@ -123,9 +124,7 @@ def test_steps_that_run_eagerly(num_replicas):
     assert_same_training(ours, _reference())
 
 
-@pytest.mark.skipif(
-    BACKEND == "torch", reason="Keras has no steps_per_execution on PyTorch."
-)
+@several_steps
 def test_several_steps_in_one_execution():
     ours = _trained(strategy_of(2), steps_per_execution=2)
     assert_same_training(ours, _reference())

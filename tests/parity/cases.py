@@ -6,11 +6,14 @@ from keras import layers
 from keras import losses
 from keras import optimizers
 
+from keras_versions import takes_several_steps
 from parity import models
+from parity.harness import BACKENDS
 from parity.harness import Case
 
 ALL = (1, 2, 3, 4)
-NOT_TORCH = ("jax", "tensorflow")
+# Those that run several steps in one execution.
+OF_SEVERAL_STEPS = BACKENDS if takes_several_steps() else ("jax", "tensorflow")
 
 
 def sgd(**options):
@@ -453,7 +456,7 @@ MODES = [
         with_(steps_per_execution=2, metrics=["mae"]),
         replicas=(2, 3),
         full=True,
-        backends=NOT_TORCH,
+        backends=OF_SEVERAL_STEPS,
     ),
     Case(
         "mixed_float16",

@@ -42,6 +42,9 @@ TABLE = {
     "Tversky": ONE_HOT,
     "SparseCategoricalCrossentropy": SPARSE,
 }
+# From Keras 3.16.
+if hasattr(losses, "SparseCategoricalFocalCrossentropy"):
+    TABLE["SparseCategoricalFocalCrossentropy"] = SPARSE
 # `test_fit.py` has a case for the first; the second is below.
 ELSEWHERE = {"Circle", "CTC"}
 
@@ -114,6 +117,44 @@ def test_every_loss(num_replicas, weighted):
         return flat("history", history) | state_of(model)
 
     assert_same(outcome(num_replicas), outcome(None))
+
+
+IGNORING = [
+    name
+    for name in TABLE
+    if "ignore_class" in inspect.signature(getattr(losses, name)).parameters
+]
+
+
+@pytest.mark.parametrize("name", IGNORING)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_classes_that_are_ignored(name, weighted):
+    """The divisor counts the other rows, of which each replica has some."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, 6)).astype("float32")
+    labels = rng.integers(0, CLASSES, ROWS)
+    labels[: BATCH_SIZE // 2] = 0
+    weights = rng.uniform(0, 2, ROWS).astype("float32")
+
+    def outcome(count):
+        with scope(count):
+            model = keras.Sequential(
+                [layers.Input((6,)), layers.Dense(CLASSES, "softmax")]
+            )
+            set_initial_weights(model).compile(
+                "sgd", getattr(losses, name)(ignore_class=0), jit_compile=JIT
+            )
+        history = model.fit(
+            x,
+            labels,
+            sample_weight=weights if weighted else None,
+            batch_size=BATCH_SIZE,
+            shuffle=False,
+            verbose=0,
+        ).history
+        return flat("history", history) | state_of(model)
+
+    assert_same(outcome(3), outcome(None))
 
 
 def test_ctc():

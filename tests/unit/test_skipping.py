@@ -5,11 +5,9 @@ import numpy as np
 import pytest
 
 from keras_dist.fit.workers.backup import Skipping
+from keras_versions import several_steps
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() == "torch",
-    reason="Keras has one step an execution on PyTorch",
-)
+pytestmark = several_steps
 
 
 class _SkipsFirst(keras.callbacks.Callback):

@@ -25,11 +25,11 @@ from keras_dist.cluster_resolver import detect
 from keras_dist.cluster_resolver.tasks import cluster_of
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.plain_models import alone_on_purpose
 from keras_dist.launch.function import launch
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.workers import alone_on_purpose
 from keras_dist.replica.replica_context import get_replica_context
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy

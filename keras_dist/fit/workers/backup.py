@@ -20,6 +20,8 @@ from keras_dist.fit.workers.together import written_beside
 from keras_dist.internals.keras_internals import build_from
 from keras_dist.internals.keras_internals import read_execution
 from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.internals.keras_internals import set_shuffling_epoch
+from keras_dist.internals.keras_internals import shuffling_epoch
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
@@ -39,6 +41,12 @@ class Restore(keras.callbacks.Callback):
         self._paths = Paths(callback.backup_dir)
         # Notes of the restored backup, such as its epoch and step.
         self.notes: dict[str, Any] = {}
+        # The iterator of `fit`, if it shuffles its data.
+        self.shuffled: Any = None
+
+    def note_shuffled(self, iterator: Any) -> None:
+        """Notes the iterator that `fit` has made of its data."""
+        self.shuffled = iterator
 
     def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
@@ -57,6 +65,9 @@ class Restore(keras.callbacks.Callback):
         self.notes = notes or {}
         if self.notes:
             set_initial_epoch(model, self.notes["epoch"])
+        # `None` in a backup of an older Keras; absent in one of Keras' own.
+        if self.shuffled is not None and self.notes.get("shuffle") is not None:
+            set_shuffling_epoch(self.shuffled, self.notes["shuffle"])
 
 
 class Save(keras.callbacks.Callback):
@@ -159,9 +170,11 @@ class Save(keras.callbacks.Callback):
                 self._write(model, epoch, step)
 
     def _write(self, model: keras.Model, epoch: int, step: int) -> None:
+        shuffled = self._restore.shuffled
         notes = {
             "epoch": epoch,
             "step": step,
+            "shuffle": None if shuffled is None else shuffling_epoch(shuffled),
             "random": random_state(self._backend),
             "begin": self._begin,
             "metrics": state_file.metric_values(model) if step else [],

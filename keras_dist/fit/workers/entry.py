@@ -15,6 +15,7 @@ from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
 from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.internals.overrides import shuffles_noted
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
@@ -187,7 +188,7 @@ class Entry:
         data = _data(self._arguments()) if same_data.is_wanted() else {}
         watch = same_data.data_watched(data, self._executor, self._workers)
         try:
-            with watch:
+            with watch, shuffles_noted(self._note_shuffled):
                 return self._method(*self._given.args, **self._given.kwargs)
         finally:
             saves = [c for c in self._callbacks if isinstance(c, Save)]
@@ -196,6 +197,11 @@ class Entry:
             if saves:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
+
+    def _note_shuffled(self, iterator: Any) -> None:
+        for callback in self._callbacks:
+            if isinstance(callback, Restore):
+                callback.note_shuffled(iterator)
 
     def _join(self) -> None:
         """Adds the callbacks that keep the workers together."""

@@ -16,6 +16,7 @@ from keras_dist_jax.shards import Shards
 
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RNG = np.random.default_rng(0)
+BATCH_SIZE = 16
 LABELS = RNG.integers(0, 3, 64)
 
 
@@ -77,7 +78,12 @@ def sharded_model(num_replicas, stack=mlp, **options):
 
 
 def fit(model, stack=mlp, rows=64, **options):
-    options = {"batch_size": 16, "shuffle": False, "verbose": 0, **options}
+    options = {
+        "batch_size": BATCH_SIZE,
+        "shuffle": False,
+        "verbose": 0,
+        **options,
+    }
     data = DATA[stack][:rows], LABELS[:rows]
     return model.fit(*data, **options).history
 
@@ -87,10 +93,16 @@ def slots_of(model):
 
 
 def bytes_on_each():
-    """Live bytes by device, of each buffer once."""
+    """Live bytes by device, of each buffer once, but for those of batches.
+
+    From Keras 3.16, a batch is on one device before it is on all of them, and
+    lives until it is there, at any time of the next steps.
+    """
     gc.collect()
     buffers = {}
     for array in jax.live_arrays():
+        if array.shape[:1] == (BATCH_SIZE,):
+            continue
         for shard in array.addressable_shards:
             data = shard.data
             key = shard.device, data.unsafe_buffer_pointer()

@@ -34,14 +34,19 @@ def make_model(*layers, **compile_kwargs):
 
 
 def traces(model):
-    """How often each compiled step of a model was traced."""
+    """How often each compiled part of a model's functions was traced.
+
+    From Keras 3.16, executions of one step don't run the part for several.
+    """
     functions = (model.train_function, model.test_function)
-    cells = [c.cell_contents for f in functions if f for c in f.__closure__]
-    return [
-        cell.experimental_get_tracing_count()
-        for cell in cells
-        if hasattr(cell, "experimental_get_tracing_count")
+    cells = [c.cell_contents for f in functions for c in f.__closure__]
+    parts = [*cells, *(getattr(cell, "__wrapped__", None) for cell in cells)]
+    counts = [
+        part.experimental_get_tracing_count()
+        for part in parts
+        if hasattr(part, "experimental_get_tracing_count")
     ]
+    return [count for count in counts if count]
 
 
 @pytest.mark.parametrize("one", ["mirrored", "one_device"])
@@ -67,13 +72,17 @@ def test_nothing_is_traced_after_the_first_epoch(num_replicas):
     strategy = strategy_of(num_replicas)
     with strategy.scope():
         model = make_model(keras.layers.BatchNormalization())
+    plain = make_model(keras.layers.BatchNormalization())
     options = {"batch_size": 8, "verbose": 0, "validation_data": (X, Y)}
-    model.fit(X, Y, epochs=1, **options)
+    for each in (model, plain):
+        each.fit(X, Y, epochs=1, **options)
     first = traces(model)
+    pairs = zip(first, traces(plain), strict=True)
+    assert all(own <= by_keras for own, by_keras in pairs)
     model.fit(X, Y, epochs=2, **options)
     with strategy.scope():
         model.fit(X, Y, epochs=1, **options)
-    assert traces(model) == first == [1, 1]
+    assert traces(model) == first
 
 
 def test_batches_of_known_size_are_traced_once_less_than_by_plain_keras():

@@ -110,8 +110,11 @@ def test_replicas_without_rows_sit_out(monkeypatch):
 
     with strategy_of(4).scope():
         model = make_model(keras.layers.Lambda(call))
+    # Before the first step, Keras and the strategy may call the layer too.
     model.train_on_batch(X[:2], Y[:2])
-    assert shapes[-2:] == [(1, 6), (1, 6)]
+    shapes.clear()
+    model.train_on_batch(X[:2], Y[:2])
+    assert shapes == [(1, 6), (1, 6)]
 
 
 def uncollected_tensors(model, steps=20):

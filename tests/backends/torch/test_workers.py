@@ -1,5 +1,6 @@
 """What workers on PyTorch send, and when."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import torch
 
 import keras_dist
 from keras_dist.core.plan import Cluster
+from keras_dist.plugin.workers import alone_on_purpose
 from keras_dist_torch import workers
 from workers import count_jobs
 
@@ -89,9 +91,15 @@ def test_the_store_listens_where_it_was_told_to(counted):
 
 
 @pytest.mark.smoke
-def test_models_stay_out_of_a_default_group():
+@pytest.mark.parametrize("kind", ["of_a_strategy", "alone_on_purpose"])
+def test_models_stay_out_of_a_default_group(kind):
     """Keras 3.16 would put them into DistributedDataParallel."""
     x = np.ones((4, 2), "float32")
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    made_in, trained_in = {
+        "of_a_strategy": (strategy.scope, contextlib.nullcontext),
+        "alone_on_purpose": (contextlib.nullcontext, alone_on_purpose),
+    }[kind]
     histories = []
     for has_group in (False, True):
         if has_group:
@@ -101,12 +109,13 @@ def test_models_stay_out_of_a_default_group():
             )
         try:
             keras.utils.set_random_seed(0)
-            with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+            with made_in():
                 model = keras.Sequential(
                     [keras.Input((2,)), keras.layers.Dense(1)]
                 )
             model.compile("sgd", "mse")
-            histories.append(model.fit(x, x[:, :1], epochs=2, verbose=0))
+            with trained_in():
+                histories.append(model.fit(x, x[:, :1], epochs=2, verbose=0))
             assert getattr(model, "ddp_model", None) is None
         finally:
             if has_group:
