@@ -32,9 +32,9 @@ from typing import Any
 import keras
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.keras_internals import JOINS_STEPS
+from keras_dist.internals.keras_data import JOINS_STEPS
 from keras_dist.internals.keras_internals import global_state
-from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.private_names import private
 from keras_dist.sharding.supported import inner_of
 

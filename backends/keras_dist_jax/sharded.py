@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from keras_dist.core.plan import Plan
-from keras_dist.internals.keras_internals import with_gradients
+from keras_dist.internals.keras_optimizers import with_gradients
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts

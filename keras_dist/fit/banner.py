@@ -15,7 +15,7 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
 from keras_dist.inputs.sources.choice import TensorFlowSource
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_data
 from keras_dist.internals.overrides import own_steps
 from keras_dist.replica.strategy_core import StrategyBase
 
@@ -93,9 +93,9 @@ def _is_wanted(strategy: StrategyBase) -> bool:
 
 def _batch_size(x: Any, given: Any) -> int:
     """Returns the rows of a full global batch; 0 if unknown without reading."""
-    if keras_internals.is_tf_dataset(x):
+    if keras_data.is_tf_dataset(x):
         return TensorFlowSource(x).batch_size
-    if keras_internals.is_torch_dataloader(x):
+    if keras_data.is_torch_dataloader(x):
         return int(x.batch_size or 0)
     shapes = [shape_of(readable(leaf)) for leaf in leaves_of(x)]
     rows = next((shape[0] or 0 for shape in shapes if shape), 0)

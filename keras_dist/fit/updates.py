@@ -13,7 +13,7 @@ import keras
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
-from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.powers import UpdatesParts

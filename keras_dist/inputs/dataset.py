@@ -18,6 +18,7 @@ from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.iterator import check_place
 from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.inputs.sources.choice import source_of
+from keras_dist.internals import keras_data
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist.replica.strategy_core import StrategyBase
@@ -266,7 +267,7 @@ def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
     if isinstance(data, DistributedDataset):
         return data.global_batches()
     count = strategy.plan.num_workers
-    if count == 1 or not keras_internals.is_tf_dataset(data):
+    if count == 1 or not keras_data.is_tf_dataset(data):
         return data
     policy = feed_choice.policy_of(TensorFlowSource(data))
     if policy is feed_choice.AutoShardPolicy.OFF:

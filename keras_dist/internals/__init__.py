@@ -1,4 +1,4 @@
-"""The one door to Keras' private names."""
+"""The doors to Keras' private names."""
 
 # Keras first: `environment.keras_import` sets up what goes with it.
 import keras  # noqa: F401

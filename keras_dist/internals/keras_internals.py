@@ -1,4 +1,7 @@
-"""The one door to Keras' private names in the front end.
+"""A door to Keras' private names in the front end.
+
+`keras_data` and `keras_optimizers` have those of two subjects, this module all
+others.
 
 | name | why |
 |---|---|
@@ -8,23 +11,11 @@
 | `keras.src.random.seed_generator.global_seed_generator` | is made early |
 | the name `seed_generator_state` | marks the states of seed generators |
 | `keras.Model.__bases__[0]` | the class of trainers, layers have it too |
-| `keras.Model._initial_epoch` | where `fit` goes on after a restart |
 | `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
-| `keras.Optimizer._clip_gradients` | norms are of all parts of a variable |
-| `keras.Optimizer._filter_empty_gradients` | drops missing gradients |
-| `keras.Optimizer._use_weight_decay` | is asked for the whole variable |
-| `keras.Optimizer._learning_rate` | the schedule itself |
-| `keras.Optimizer._track_variable` | Nadam leaves a variable untracked |
-| `keras.Optimizer._var_key` | reads a value, which may be absent |
-| `keras.Optimizer._trainable_variables` | those that it was built for |
 | `keras.Variable._layout` | where `keras.distribution` puts it, on JAX |
 | `keras.Variable._path` | parts have the path of their variable |
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
-| `keras.src.trainers.epoch_iterator` | shows the first batch of data |
-| `keras.src.trainers.data_adapters` | tells data apart, feeds `fit` batches |
-| `_epoch` of these, from Keras 3.16 | shuffles data in `fit` |
-| `keras.src.utils.module_utils` | `tf.data`, where TensorFlow is installed |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 | `keras.src.backend.core.custom_gradient` | users' own backward passes |
 | `keras.src.backend.random` | runs of a model that are compared draw alike |
@@ -44,17 +35,14 @@ If one of them moves, `private` raises an error with its name.
 import collections
 import contextlib
 import inspect
-import itertools
 import random
 import sys
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
 
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedKerasError
@@ -68,14 +56,6 @@ global_seed_generator = private(
 )
 saving_lib = private("keras.src.saving.saving_lib")
 Saveable = private("keras.src.saving.keras_saveable.KerasSaveable")
-GeneratorDataAdapter: type[Any] = private(
-    "keras.src.trainers.data_adapters.GeneratorDataAdapter"
-)
-OrderedEnqueuer = private(
-    "keras.src.trainers.data_adapters.py_dataset_adapter.OrderedEnqueuer"
-)
-EpochIterator = private("keras.src.trainers.epoch_iterator.EpochIterator")
-module_utils = private("keras.src.utils.module_utils")
 in_tf_graph = private("keras.src.utils.backend_utils.in_tf_graph")
 # The class that has `fit` and its relatives. It can be mixed into a layer.
 Trainer: type[Any] = keras.Model.__bases__[0]
@@ -89,18 +69,6 @@ get_mask = private(
 set_mask = private(
     "keras.src.backend.common.masking.set_keras_mask",
     "keras.src.backend.set_keras_mask",
-)
-is_tf_dataset = private("keras.src.trainers.data_adapters.is_tf_dataset")
-is_torch_dataloader = private(
-    "keras.src.trainers.data_adapters.is_torch_dataloader"
-)
-is_grain_dataset = private("keras.src.trainers.data_adapters.is_grain_dataset")
-# From Keras 3.16, JAX' trainer compiles the step that its loop runs, and reads
-# the batches of an execution as one.
-_make_function = getattr(Trainer, "_make_function", None)
-JOINS_STEPS = (
-    _make_function is not None
-    and "out_shardings" in inspect.signature(_make_function).parameters
 )
 
 # Used later, as attributes.
@@ -122,22 +90,8 @@ for _name in (
     "keras.Model._symbolic_build",
     "keras.Model.make_train_function",
     "keras.layers.BatchNormalization._moments",
-    "keras.optimizers.Optimizer._clip_gradients",
-    "keras.optimizers.Optimizer._filter_empty_gradients",
-    "keras.optimizers.Optimizer._track_variable",
-    "keras.optimizers.Optimizer._use_weight_decay",
-    "keras.optimizers.Optimizer._var_key",
 ):
     private(_name)
-
-
-def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
-    """Returns `tf.data.Dataset.from_tensor_slices`, or `None` without it."""
-    tensorflow = module_utils.tensorflow
-    if not tensorflow.available:
-        return None
-    make: Callable[[Any], Any] = tensorflow.data.Dataset.from_tensor_slices
-    return make
 
 
 _NOT_INHERITED = {"stateless_scope", "current_call_ctx", "torch_device"}
@@ -150,8 +104,6 @@ _LAYER_CALL = inspect.unwrap(keras.Layer.__call__).__code__
 
 # Names of Keras that other modules import from here.
 __all__ = [
-    "EpochIterator",
-    "GeneratorDataAdapter",
     "Saveable",
     "in_tf_graph",
     "losses",
@@ -232,16 +184,6 @@ def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
     return dict(model._compile_config.config)
 
 
-class OneBatch(GeneratorDataAdapter):
-    """Data of one batch, which may have any structure that a step accepts."""
-
-    def __init__(self, batch: Any) -> None:
-        # The base's `__init__` requires a tuple.
-        self.generator = lambda: iter([batch])
-        self._first_batches = [batch]
-        self._output_signature = None
-
-
 @dataclass(frozen=True)
 class LayerCall:
     """A call of a layer that is running; `kwargs` include those of Keras."""
@@ -304,75 +246,9 @@ def modules_that_reduce_losses() -> list[Any]:
     ]
 
 
-def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
-    """Makes `fit` begin with this epoch, from 0; with `None`, its argument."""
-    model._initial_epoch = epoch
-
-
-def shuffling_epoch(iterator: Any) -> int | None:
-    """Returns the number by which a trainer's data is shuffled next.
-
-    `None` before Keras 3.16, which shuffles by the global random states.
-    """
-    epoch: int | None = getattr(iterator.data_adapter, "_epoch", None)
-    return epoch
-
-
-def set_shuffling_epoch(iterator: Any, epoch: int) -> None:
-    """Sets what `shuffling_epoch` returns, where there is such a number."""
-    if hasattr(iterator.data_adapter, "_epoch"):
-        iterator.data_adapter._epoch = epoch
-
-
 def build_from(model: keras.Model, batch: Any) -> None:
     """Builds what a compiled model's first step would, from a batch."""
     model._symbolic_build(data_batch=batch)
-
-
-def read_execution(iterator: Iterator[Any], count: int) -> Any:
-    """Reads the batches of one execution of `count` steps; returns the last.
-
-    The last execution of an epoch may have fewer batches.
-    """
-    batch = next(iterator)
-    if count == 1:
-        return batch
-    if not JOINS_STEPS:
-        for _ in range(count - 1):
-            batch = next(iterator, batch)
-        return batch
-    if isinstance(batch, list):  # batches that it can't stack
-        return batch[-1]
-    return keras.tree.map_structure(
-        lambda leaf: None if leaf is None else leaf[-1], batch
-    )
-
-
-def build_without_values(
-    optimizer: Any, variables: Sequence[keras.Variable]
-) -> None:
-    """Builds an optimizer for variables without values; it can't be applied."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            vars(each)["_var_key"] = id
-    # Outlines, because some backends would read a variable's value.
-    optimizer.build([_Outline(variable) for variable in variables])
-
-
-class _Outline:
-    """The attributes of a variable that an optimizer makes its slots by."""
-
-    def __init__(self, variable: keras.Variable) -> None:
-        self.shape = variable.shape
-        self.ndim = len(self.shape)
-        self.dtype = variable.dtype
-        self.name = variable.name
-        self.path = variable.path
-        self._value = None
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        # Some backends convert it to a tensor, to put slots on its device.
-        return np.zeros((), dtype)
 
 
 def thread_state() -> dict[str, Any]:
@@ -475,79 +351,10 @@ def set_uninitialized(variables: list[keras.Variable]) -> list[keras.Variable]:
     return before
 
 
-def read_with_workers(dataset: keras.utils.PyDataset) -> Iterator[Any]:
-    """Yields a `PyDataset`'s batches in order, read by its own workers."""
-    enqueuer = OrderedEnqueuer(
-        dataset,
-        workers=dataset.workers,
-        use_multiprocessing=dataset.use_multiprocessing,
-        max_queue_size=dataset.max_queue_size,
-    )
-    # From Keras 3.16, it asks for the number of the epoch.
-    asked = inspect.signature(enqueuer.start).parameters
-    enqueuer.start(*([0] if asked else []))
-    try:
-        yield from itertools.islice(enqueuer.get(), dataset.num_batches)
-    finally:
-        enqueuer.stop()
-
-
 def is_of_keras(definition: Any) -> bool:
     """Returns whether a class or function is Keras' own, on any backend."""
     module = getattr(definition, "__module__", None) or ""
     return bool(module.split(".")[0] == "keras")
-
-
-def trainable_variables(optimizer: Any) -> list[keras.Variable]:
-    """Returns the variables that an optimizer was built for."""
-    return list(optimizer._trainable_variables)
-
-
-def learning_rate_of(optimizer: Any) -> Any:
-    """Returns an optimizer's learning rate itself: a schedule or a variable."""
-    return optimizer._learning_rate
-
-
-def set_learning_rate_of(optimizer: Any, schedule: Any) -> None:
-    """Replaces a learning rate that is a schedule or another callable."""
-    vars(optimizer)["_learning_rate"] = schedule
-
-
-def track_variable(optimizer: Any, variable: keras.Variable) -> None:
-    """Adds a variable to an optimizer's `variables`."""
-    optimizer._track_variable(variable)
-
-
-def with_gradients(
-    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """Returns present gradients and their variables; warns as Keras does."""
-    kept, of = optimizer._filter_empty_gradients(gradients, variables)
-    return list(kept), list(of)
-
-
-def uses_weight_decay(optimizer: Any, variable: keras.Variable) -> bool:
-    """Returns whether an optimizer applies weight decay to a variable."""
-    return bool(optimizer._use_weight_decay(variable))
-
-
-def update_with(
-    optimizer: Any,
-    clip: Callable[[list[Any]], list[Any]],
-    decays: Callable[[keras.Variable], bool],
-) -> None:
-    """Replaces parts of one optimizer's `apply`."""
-
-    def drop(grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
-        pairs = zip(grads, variables, strict=True)
-        kept = [(g, v) for g, v in pairs if g is not None]
-        return [g for g, _ in kept], [v for _, v in kept]
-
-    vars(optimizer).update(
-        _clip_gradients=clip,
-        _use_weight_decay=decays,
-        _filter_empty_gradients=drop,
-    )
 
 
 def name_like(variable: keras.Variable, other: keras.Variable) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_dist.core.context import replaced
-from keras_dist.internals.keras_internals import EpochIterator
+from keras_dist.internals.keras_data import EpochIterator
 from keras_dist.internals.keras_internals import is_of_keras
 
 # The attribute that marks a wrapped method.

@@ -12,6 +12,7 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_optimizers
 from keras_dist.internals.keras_internals import opened
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist.sharding.supported import inner_of
@@ -59,7 +60,7 @@ class ShardedOptimizer:
         self, optimizer: keras.optimizers.Optimizer, num_parts: int
     ) -> None:
         check_optimizer(optimizer)
-        trained = keras_internals.trainable_variables(optimizer)
+        trained = keras_optimizers.trainable_variables(optimizer)
         check_variables(trained)
         self.optimizer = optimizer
         self.trainable_variables = trained
@@ -98,10 +99,10 @@ class ShardedOptimizer:
             vars(self._copy)["check_finite"] = self._is_finite
             self._position_of_scale = positions[id(self._copy.dynamic_scale)]
         whole = {id(f): v for f, v in zip(flat, trained, strict=True)}
-        keras_internals.update_with(
+        keras_optimizers.update_with(
             self._inner,
             self._clip,
-            lambda v: keras_internals.uses_weight_decay(own, whole[id(v)]),
+            lambda v: keras_optimizers.uses_weight_decay(own, whole[id(v)]),
         )
         self._flat = flat
         for variable in [*flat, *self._copy.variables]:
@@ -146,7 +147,7 @@ class ShardedOptimizer:
         """Aligns gradients; warns of missing ones, or raises, as Keras does."""
         found = self.aligned(gradients, variables)
         of = self.trainable_variables if variables is None else variables
-        keras_internals.with_gradients(self.optimizer, gradients, of)
+        keras_optimizers.with_gradients(self.optimizer, gradients, of)
         return found
 
     def amounts(
@@ -205,9 +206,9 @@ class ShardedOptimizer:
             for name, value in settings_of(theirs).items():
                 if name in settings:
                     settings[name] = value
-            rate = keras_internals.learning_rate_of(theirs)
+            rate = keras_optimizers.learning_rate_of(theirs)
             if not isinstance(rate, keras.Variable):
-                keras_internals.set_learning_rate_of(ours, rate)
+                keras_optimizers.set_learning_rate_of(ours, rate)
 
     def _build(
         self, flat: list[keras.Variable]
@@ -243,7 +244,7 @@ class ShardedOptimizer:
                 and isinstance(ours, keras.Variable)
                 and id(value) not in known
             ):
-                keras_internals.track_variable(self._inner, ours)
+                keras_optimizers.track_variable(self._inner, ours)
                 left_out.append(value)
         return left_out
 
@@ -316,14 +317,14 @@ class ShardedOptimizer:
 
 def _another(optimizer: Any) -> Any:
     """Returns an optimizer of the same class and settings, not built."""
-    rate = keras_internals.learning_rate_of(optimizer)
+    rate = keras_optimizers.learning_rate_of(optimizer)
     # A config can't hold every function, and the value of a variable is passed
     # with each update.
-    keras_internals.set_learning_rate_of(optimizer, None)
+    keras_optimizers.set_learning_rate_of(optimizer, None)
     try:
         config = optimizer.get_config()
     finally:
-        keras_internals.set_learning_rate_of(optimizer, rate)
+        keras_optimizers.set_learning_rate_of(optimizer, rate)
     own = 0.0 if isinstance(rate, keras.Variable) else rate
     return type(optimizer).from_config({**config, "learning_rate": own})
 

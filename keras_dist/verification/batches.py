@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_data
 
 # Default rows of each replica in a full batch.
 _ROWS = 4
@@ -31,7 +31,7 @@ class Batch:
     def arguments(self, trains: bool) -> dict[str, Any]:
         """Returns the arguments of `fit` or `evaluate` for this batch."""
         if self.is_bare:
-            return {"x": keras_internals.OneBatch(self.data)}
+            return {"x": keras_data.OneBatch(self.data)}
         names = ("x", "y", "sample_weight")
         given = dict(zip(names, self.data, strict=False))
         if trains and self.class_weight is not None:

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
-from keras_dist.internals.keras_internals import trainable_variables
+from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state

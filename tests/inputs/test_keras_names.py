@@ -1,7 +1,7 @@
 """The private names of Keras that distributed input needs are there.
 
 A failure here means that Keras moved something: the table in
-`keras_dist/internals/keras_internals.py` says what each is for.
+`keras_dist/internals/keras_data.py` says what each is for.
 """
 
 import inspect
@@ -12,12 +12,13 @@ import pytest
 
 from inputs.helpers import slices
 from inputs.test_sources import Batches
+from keras_dist.internals import keras_data
 from keras_dist.internals import keras_internals
 
 
 @pytest.mark.smoke
 def test_adapters_are_as_we_extend_them():
-    adapter = keras_internals.GeneratorDataAdapter(
+    adapter = keras_data.GeneratorDataAdapter(
         iter([(np.zeros(2),), (np.ones(2),), (np.ones(2),)])
     )
     assert len(adapter._first_batches) == 2
@@ -27,16 +28,16 @@ def test_adapters_are_as_we_extend_them():
 @pytest.mark.smoke
 def test_what_tells_data_apart():
     for name in ("tf_dataset", "torch_dataloader", "grain_dataset"):
-        assert not getattr(keras_internals, f"is_{name}")([])
+        assert not getattr(keras_data, f"is_{name}")([])
     assert not keras_internals.in_tf_graph()
 
 
 @pytest.mark.smoke
 def test_workers_read_in_order():
-    enqueuer = keras_internals.OrderedEnqueuer
+    enqueuer = keras_data.OrderedEnqueuer
     parameters = inspect.signature(enqueuer).parameters
     assert {"workers", "use_multiprocessing", "max_queue_size"} <= {*parameters}
     dataset = Batches(slices(np.arange(20), 2), workers=3, max_queue_size=2)
     assert isinstance(dataset, keras.utils.PyDataset)
-    read = [batch[0] for batch in keras_internals.read_with_workers(dataset)]
+    read = [batch[0] for batch in keras_data.read_with_workers(dataset)]
     assert read == [*range(0, 20, 2)]

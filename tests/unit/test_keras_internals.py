@@ -1,7 +1,7 @@
 """The private names of Keras that we use are where we look for them.
 
-A failure here means that Keras moved something: the table in
-`keras_dist/internals/keras_internals.py` says what each is for.
+A failure here means that Keras moved something: the tables in
+`keras_dist/internals` say what each is for.
 """
 
 import inspect
@@ -14,6 +14,7 @@ from keras.src.models import cloning
 from keras.src.saving import saving_lib
 
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_optimizers
 
 
 @pytest.mark.smoke
@@ -146,13 +147,13 @@ def test_an_optimizer_is_read_where_it_keeps_things(name):
     variable = keras.Variable([1.0, 2.0], name="whole")
     optimizer = getattr(keras.optimizers, name)(0.5)
     optimizer.build([variable])
-    assert keras_internals.trainable_variables(optimizer) == [variable]
-    rate = keras_internals.learning_rate_of(optimizer)
+    assert keras_optimizers.trainable_variables(optimizer) == [variable]
+    rate = keras_optimizers.learning_rate_of(optimizer)
     assert rate is optimizer.learning_rate
     assert keras_internals.is_of_keras(type(optimizer))
     before = len(optimizer.variables)
     more = keras.Variable(0.0)
-    keras_internals.track_variable(optimizer, more)
+    keras_optimizers.track_variable(optimizer, more)
     assert optimizer.variables[before:] == [more]
     keras_internals.name_like(more, variable)
     assert more.path == variable.path

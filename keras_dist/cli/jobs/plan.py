@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_optimizers
 from keras_dist.planning.estimates import Load
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist.tools.counting import check_built
@@ -36,7 +37,7 @@ def load_of_named(
             check_optimizer(used)
         if not used.built:
             trained = model.trainable_variables
-            keras_internals.build_without_values(used, trained)
+            keras_optimizers.build_without_values(used, trained)
         load = load_of(model, used)
         count = sum(math.prod(v.shape) for v in model.trainable_variables)
     dtypes = sorted({v.dtype for v in model.trainable_variables})

@@ -17,11 +17,11 @@ from keras_dist.fit.workers import state_file
 from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
+from keras_dist.internals.keras_data import read_execution
+from keras_dist.internals.keras_data import set_initial_epoch
+from keras_dist.internals.keras_data import set_shuffling_epoch
+from keras_dist.internals.keras_data import shuffling_epoch
 from keras_dist.internals.keras_internals import build_from
-from keras_dist.internals.keras_internals import read_execution
-from keras_dist.internals.keras_internals import set_initial_epoch
-from keras_dist.internals.keras_internals import set_shuffling_epoch
-from keras_dist.internals.keras_internals import shuffling_epoch
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state

@@ -14,7 +14,7 @@ from keras_dist.fit.workers import same_data
 from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
-from keras_dist.internals.keras_internals import set_initial_epoch
+from keras_dist.internals.keras_data import set_initial_epoch
 from keras_dist.internals.overrides import shuffles_noted
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend

@@ -20,7 +20,7 @@ from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_data
 
 KINDS = (
     "a `tf.data.Dataset`, a `keras.utils.PyDataset`, a torch `DataLoader`, a "
@@ -31,15 +31,15 @@ KINDS = (
 
 def source_of(data: Any, where: str) -> Source:
     """Returns the `Source` of a user's data; errors name the method `where`."""
-    if keras_internals.is_tf_dataset(data):
+    if keras_data.is_tf_dataset(data):
         return TensorFlowSource(data)
     if isinstance(data, keras.utils.PyDataset):
         return PyDatasetSource(data)
     if isinstance(data, NumpyDataset):
         return NumpySource(data)
-    if keras_internals.is_torch_dataloader(data):
+    if keras_data.is_torch_dataloader(data):
         return TorchLoaderSource(data)
-    if keras_internals.is_grain_dataset(data):
+    if keras_data.is_grain_dataset(data):
         return GrainSource(data)
     _refuse_arrays(data, where)
     if isinstance(data, Iterator):
@@ -124,7 +124,7 @@ class PyDatasetSource(Source):
 
     def _batches(self) -> Any:
         if self._data.workers > 1 or self._data.use_multiprocessing:
-            return keras_internals.read_with_workers(self._data)
+            return keras_data.read_with_workers(self._data)
         return self._read_here()
 
     def _read_here(self) -> Iterator[Any]:

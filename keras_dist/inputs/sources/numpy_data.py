@@ -15,7 +15,7 @@ from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
 from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import dtype_name
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_data
 
 
 class NumpyDataset:
@@ -135,7 +135,7 @@ class NumpyDataset:
         # The other methods of `tf.data`, such as `shuffle` and `map`.
         if name.startswith("_"):
             raise AttributeError(name)
-        make = keras_internals.tf_dataset_of_rows()
+        make = keras_data.tf_dataset_of_rows()
         if make is None:
             raise AttributeError(
                 "A dataset of NumPy arrays has the methods `batch`, `repeat` "

@@ -12,7 +12,7 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_data
 
 INFINITE = -1
 UNKNOWN = -2
@@ -125,7 +125,7 @@ def dtype_name(dtype: Any) -> str:
     return name
 
 
-class RepeatableBatches(keras_internals.GeneratorDataAdapter):
+class RepeatableBatches(keras_data.GeneratorDataAdapter):
     """An adapter for batches that each epoch reads anew."""
 
     def __init__(
@@ -162,7 +162,7 @@ def adapter_of(
     """Returns Keras' adapter of batches, of which `read` begins a pass."""
     if restarts:
         return RepeatableBatches(read, cardinality)
-    return keras_internals.GeneratorDataAdapter(_tuples(read()))
+    return keras_data.GeneratorDataAdapter(_tuples(read()))
 
 
 def _tuples(batches: Iterator[Any]) -> Iterator[tuple[Any, ...]]:
