@@ -171,6 +171,12 @@ def test_a_function_that_is_no_use_is_told(name, expected):
     assert "tasks.py" not in message and "users_function.py" not in message
 
 
+def test_frameworks_may_lie_in_folders_of_any_name(folder, monkeypatch):
+    monkeypatch.setattr(users_function, "_INSTALLED", ())
+    message = message_of("theirs:fails_in_keras")
+    assert "the function failed in theirs.py, line 33, with " in message
+
+
 @pytest.mark.parametrize(
     "spec", ["missing:make", "pack.missing:make", "theirs.inner:make"]
 )
