@@ -15,7 +15,7 @@ import numpy as np
 import keras_dist
 from docs.probe_workers import sends_gradients_in_16_bits
 from docs.probe_workers import trains_on_workers
-from keras_versions import takes_several_steps
+from keras_versions import TAKES_SEVERAL_STEPS
 
 YES = "yes"
 REFUSED = "no: an error says so"
@@ -138,7 +138,7 @@ def steps_per_execution():
         works = True
     except ValueError:
         works = False
-    assert works == takes_several_steps()
+    assert works == TAKES_SEVERAL_STEPS
     return "from Keras 3.16" if keras.backend.backend() == "torch" else YES
 
 

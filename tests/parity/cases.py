@@ -6,14 +6,14 @@ from keras import layers
 from keras import losses
 from keras import optimizers
 
-from keras_versions import takes_several_steps
+from keras_versions import TAKES_SEVERAL_STEPS
 from parity import models
 from parity.harness import BACKENDS
 from parity.harness import Case
 
 ALL = (1, 2, 3, 4)
 # Those that run several steps in one execution.
-OF_SEVERAL_STEPS = BACKENDS if takes_several_steps() else ("jax", "tensorflow")
+OF_SEVERAL_STEPS = BACKENDS if TAKES_SEVERAL_STEPS else ("jax", "tensorflow")
 
 
 def sgd(**options):
