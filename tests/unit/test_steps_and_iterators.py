@@ -120,9 +120,9 @@ def test_a_dataset_of_arrays_is_shuffled_and_mapped(kind):
 
 
 def test_a_dataset_of_arrays_without_tensorflow(monkeypatch):
-    from keras_dist.internals import keras_internals
+    from keras_dist.internals import keras_data
 
-    monkeypatch.setattr(keras_internals, "tf_dataset_of_rows", lambda: None)
+    monkeypatch.setattr(keras_data, "tf_dataset_of_rows", lambda: None)
     rows = keras_dist.get_strategy().experimental_make_numpy_dataset([1.0])
     with pytest.raises(AttributeError, match="`shuffle`.*pip install"):
         rows.shuffle(2)
