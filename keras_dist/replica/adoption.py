@@ -28,6 +28,10 @@ def adopt(variable: keras.Variable) -> None:
         variable.__class__ = UnaggregatedVariable
     else:
         variable.__class__ = SyncOnReadVariable
+    # A change of class hides the attributes from Python 3.13.0's collector of
+    # garbage, until one is set: cycles with variables would stay for ever.
+    attributes = vars(variable)
+    attributes["distribute_strategy"] = attributes["distribute_strategy"]
 
 
 def adopt_slot(variable: keras.Variable, reference: keras.Variable) -> None:

@@ -1,6 +1,8 @@
 """Strategies, scopes and contexts, against the in-memory backend."""
 
+import gc
 import threading
+import weakref
 
 import keras
 import pytest
@@ -119,6 +121,18 @@ def test_scope_binds_models_and_places_variables(backend):
     placed = {id(variable) for variable in executor.placed}
     assert {id(v) for v in model.variables} <= placed
     assert not {id(v) for v in plain.variables} & placed
+
+
+def test_a_cycle_with_a_variable_is_collected(backend):
+    """Python 3.13.0 did not see the attributes of one whose class changed."""
+    strategy = keras_dist.MirroredStrategy()
+    with strategy.scope():
+        strategy.own_variable = keras.Variable(1.0)
+    collected = weakref.ref(strategy)
+    backend.executors.clear()
+    del strategy
+    gc.collect()
+    assert collected() is None
 
 
 def test_the_hooks_go_with_the_last_scope(backend):
