@@ -134,9 +134,8 @@ def _is_own(filename: str) -> bool:
     """Returns whether a file is neither Python's nor installed."""
     parts = filename.split(os.sep)
     return not (
-        filename.startswith(("<frozen ", _STDLIB))
+        filename.startswith(("<frozen ", _STDLIB, *_framework_folders()))
         or any(folder in parts for folder in _INSTALLED)
-        or any(filename.startswith(folder) for folder in _framework_folders())
     )
 
 

@@ -82,6 +82,19 @@ def _target(kind, rng):
     }[kind]
 
 
+def _trained(model, x, y, weights=None):
+    """The history of one epoch of `fit`, and the state after it."""
+    history = model.fit(
+        x,
+        y,
+        sample_weight=weights,
+        batch_size=BATCH_SIZE,
+        shuffle=False,
+        verbose=0,
+    ).history
+    return flat("history", history) | state_of(model)
+
+
 @pytest.mark.parametrize(
     ("num_replicas", "weighted"),
     # The step takes long to compile: once is enough where it is.
@@ -106,15 +119,7 @@ def test_every_loss(num_replicas, weighted):
                 {name: getattr(losses, name)() for name in TABLE},
                 jit_compile=JIT,
             )
-        history = model.fit(
-            x,
-            y,
-            sample_weight=weights if weighted else None,
-            batch_size=BATCH_SIZE,
-            shuffle=False,
-            verbose=0,
-        ).history
-        return flat("history", history) | state_of(model)
+        return _trained(model, x, y, weights if weighted else None)
 
     assert_same(outcome(num_replicas), outcome(None))
 
@@ -144,15 +149,7 @@ def test_classes_that_are_ignored(name, weighted):
             set_initial_weights(model).compile(
                 "sgd", getattr(losses, name)(ignore_class=0), jit_compile=JIT
             )
-        history = model.fit(
-            x,
-            labels,
-            sample_weight=weights if weighted else None,
-            batch_size=BATCH_SIZE,
-            shuffle=False,
-            verbose=0,
-        ).history
-        return flat("history", history) | state_of(model)
+        return _trained(model, x, labels, weights if weighted else None)
 
     assert_same(outcome(3), outcome(None))
 
@@ -170,10 +167,7 @@ def test_ctc():
             set_initial_weights(model).compile(
                 "sgd", losses.CTC(), jit_compile=JIT
             )
-        history = model.fit(
-            x, y, batch_size=BATCH_SIZE, shuffle=False, verbose=0
-        ).history
-        return flat("history", history) | state_of(model)
+        return _trained(model, x, y)
 
     assert_same(outcome(3), outcome(None))
 
