@@ -221,11 +221,16 @@ class _BatchLoop(StepLoop):
     """A loop of `train_on_batch`."""
 
     def __init__(
-        self, model: keras.Model, batches: list[Batch], runs_in: Scope
+        self,
+        model: keras.Model,
+        batches: Sequence[tuple[NDArray[Any], ...]],
+        runs_in: Scope,
     ) -> None:
         # A strategy's `train_on_batch` does not keep its model alive.
         super().__init__(
-            lambda x, y: model.train_on_batch(x, y), batches, runs_in=runs_in
+            lambda *batch: model.train_on_batch(*batch),
+            batches,
+            runs_in=runs_in,
         )
         self._model = model
 
@@ -239,7 +244,7 @@ class _BatchLoop(StepLoop):
 
 def batch_loop(
     setting: Setting,
-    batches: list[Batch],
+    batches: Sequence[tuple[NDArray[Any], ...]],
     built_in: Scope = contextlib.nullcontext,
     runs_in: Scope = contextlib.nullcontext,
 ) -> StepLoop:

@@ -20,6 +20,7 @@ from keras_dist.bench.workers import run_workers
 from keras_dist.cli.main import app
 from keras_dist.errors import BackendNotFoundError
 from keras_dist.errors import DeviceError
+from keras_versions import RESETS_METRICS
 from launch.bench_runs import BACKEND
 from launch.bench_runs import OnlyLoops
 from launch.bench_runs import Run
@@ -37,9 +38,9 @@ COLLECTIVES = {
     "torch": {"native": 1, "ours": 2, "again": 1, "run": 1, "Keras": 0},
     # Native: two metric variables are set to zero, each after a comparison.
     "jax": {
-        "native": 3,
+        "native": 3 if RESETS_METRICS else 1,
         "ours": 1,
-        "again": 3,
+        "again": 3 if RESETS_METRICS else 1,
         "run": 1,
         "jit": 1,
         "Keras": 0,

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
+from packaging.version import Version
 
 from keras_dist.bench import loops
 from keras_dist.bench import tasks
@@ -29,6 +30,9 @@ from keras_dist_jax.layout import jax_devices
 
 # The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
+
+# Under a distribution, `train_on_batch` of older ones fails without weights.
+_NEEDS_NO_WEIGHTS = Version("3.15.0.dev0")
 
 # Defaults of Keras' Adam.
 _BETA_1, _BETA_2 = 0.9, 0.999
@@ -228,8 +232,9 @@ class JaxNativeWorkers(NativeWorkers):
         "`train_on_batch` under keras.distribution.DataParallel over the "
         "devices of all processes; each takes its rows of NumPy batches. "
         "Before each step it resets metrics, and workers wait for each other "
-        "to do so. Jit: a Keras model in jax.jit, written by hand, on arrays "
-        "with NamedSharding over all processes' devices."
+        "to do so. Keras 3.14 also gets sample weights of 1, without which it "
+        "fails there. Jit: a Keras model in jax.jit, written by hand, on "
+        "arrays with NamedSharding over all processes' devices."
     )
 
     def __init__(self, workers: Workers) -> None:
@@ -243,9 +248,10 @@ class JaxNativeWorkers(NativeWorkers):
 
     def loop(self, setting: loops.Setting) -> loops.Loop:
         scope = self._distribution.scope
-        return loops.batch_loop(
-            setting, setting.rows_of(self.worker), scope, scope
-        )
+        batches: list[tuple[Any, ...]] = [*setting.rows_of(self.worker)]
+        if Version(keras.__version__) < _NEEDS_NO_WEIGHTS:
+            batches = [(x, y, np.ones(len(x), "float32")) for x, y in batches]
+        return loops.batch_loop(setting, batches, scope, scope)
 
     def collectives(self, loop: loops.Loop, steps: int) -> int:
         return collectives_run(loop, steps)
