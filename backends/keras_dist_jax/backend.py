@@ -42,6 +42,7 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
+from keras_dist_jax.machine import Machine
 from keras_dist_jax.machine import compiling_for
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.sharded import JaxShardedExecutor
@@ -150,6 +151,10 @@ class JaxBackend(
         try:
             with compiling_for(found):
                 yield [len(own) for own in found.devices]
+        except Exception as error:
+            # It may be due to a result that has no values.
+            _check_nothing_ran(found, error)
+            raise
         finally:
             self._workers = before
 
@@ -159,15 +164,12 @@ class JaxBackend(
         assert isinstance(executor, JaxExecutor)
         machine = current_machine()
         assert machine is not None
-        if machine.noted:
-            names = sorted({each.traced.fun_name for each in machine.noted})
-            raise UnsupportedModelError(
-                "Programs were to run before the training step. Received: "
-                f"{', '.join(names)}. Expected: a function that makes and "
-                "compiles a model, and neither trains nor runs it."
-            )
-        executor.trace_step(model, batch)
-        return self.compiled_programs()
+        _check_nothing_ran(machine)
+        try:
+            executor.trace_step(model, batch)
+            return self.compiled_programs()
+        finally:
+            machine.noted.clear()
 
     def compiled_programs(self) -> list[CompiledProgram]:
         """Compiles the programs that were noted since the last call."""
@@ -207,6 +209,18 @@ class JaxBackend(
         tensors: Sequence[Any],
     ) -> Differentiated:
         return differentiate(fn, variables, tensors)
+
+
+def _check_nothing_ran(
+    machine: Machine, cause: Exception | None = None
+) -> None:
+    if machine.noted:
+        names = sorted({each.traced.fun_name for each in machine.noted})
+        raise UnsupportedModelError(
+            "Programs were to run before the training step. Received: "
+            f"{', '.join(names)}. Expected: a function that makes and "
+            "compiles a model, and neither trains nor runs it."
+        ) from cause
 
 
 def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:

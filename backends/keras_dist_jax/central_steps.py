@@ -19,6 +19,8 @@ from keras_dist_jax.gate import any_of
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.machine import COPIES
+from keras_dist_jax.machine import GRADIENTS
 from keras_dist_jax.machine import jit
 from keras_dist_jax.optimizer_calls import OptimizerCalls
 from keras_dist_jax.partition import Partition
@@ -40,11 +42,13 @@ class Part:
         num_outputs: int,
         expendable: Container[int],
         name: str,
+        groups: tuple[str, str],
         **shardings: Any,
     ) -> None:
         # Positions among the step's outputs of those that this part gives. Then
         # positions in the state: of values that it replaces, of values that it
-        # may delete, and of other values that it takes.
+        # may delete, and of other values that it takes. `groups` names those of
+        # the state that it takes, and the others.
         self.outputs = [p for p in results if p < num_outputs]
         self.new = new = [p - num_outputs for p in results if p >= num_outputs]
         replaced = {p for p in new if p in expendable}
@@ -60,14 +64,12 @@ class Part:
             outputs, found = found[:count], found[count:]
             return outputs, found[: len(new)], found[len(new) :]
 
+        def named(donated: Any, read: Any, others: Any) -> dict[str, Any]:
+            return dict(zip(groups, ([donated, read], others), strict=True))
+
         run.__name__ = run.__qualname__ = name
-        self.keep = jit(run, _named, **shardings)
-        self.donate = jit(run, _named, donate_argnums=0, **shardings)
-
-
-def _named(donated: Any, read: Any, others: Any) -> dict[str, Any]:
-    """Names the arguments of a part."""
-    return {"variables": [donated, read], "batch": others}
+        self.keep = jit(run, named, **shardings)
+        self.donate = jit(run, named, donate_argnums=0, **shardings)
 
 
 class UpdatePart(Part):
@@ -87,6 +89,7 @@ class UpdatePart(Part):
             num_outputs,
             range(len(owners)),
             "optimizer_update",
+            ("variables", GRADIENTS),
         )
         # Positions of its inputs among the values that the first part hands on.
         # `visitors` are positions in the state of inputs on other devices.
@@ -271,6 +274,7 @@ class CentralStep(FitStep):
             partition.num_outputs,
             away,
             self._fn.__name__,
+            (COPIES, "batch"),
             in_shardings=(mesh.whole, mesh.whole, sharding),
             out_shardings=(
                 mesh.whole if mesh.is_wide else None,

@@ -11,6 +11,7 @@ from keras_dist.plugin.targets import CompiledProgram
 from keras_dist_jax.flops import flops_of
 from keras_dist_jax.hlo import collectives_in
 from keras_dist_jax.hlo import host_transfers_in
+from keras_dist_jax.machine import RECEIVED
 from keras_dist_jax.machine import Machine
 from keras_dist_jax.machine import Noted
 
@@ -26,13 +27,21 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
         for name, arrays in noted.groups.items()
     }
     batch = groups.pop(BATCH, 0)
+    received = {name: groups.pop(name) for name in RECEIVED if name in groups}
     of_arrays = [*map(_devices_of, jax.tree.leaves(noted.groups))]
     devices = max(map(len, of_arrays), default=1)
     on_host = machine.platform != "cpu" and all(
         device.platform == "cpu" for own in of_arrays for device in own
     )
     made = functools.partial(
-        CompiledProgram, traced.fun_name, devices, on_host, groups, batch
+        CompiledProgram,
+        traced.fun_name,
+        devices,
+        on_host,
+        groups,
+        received,
+        batch,
+        flops_of(traced.jaxpr, devices if _is_cut(noted) else 1),
     )
     try:
         program = traced.lower().compile(machine.options or None)
@@ -47,21 +56,22 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
     aliased = memory.alias_size_in_bytes
     outputs = memory.output_size_in_bytes - aliased
     # Arguments that a program does not use are in memory all the same.
-    resident = max(memory.argument_size_in_bytes, sum(groups.values()) + batch)
-    resident += outputs
+    given = sum(groups.values()) + sum(received.values()) + batch
+    padding = max(0, memory.argument_size_in_bytes - given)
+    resident = given + padding + outputs
     # A TPU's compiler reports no temporary values, and a GPU's a peak that
     # leaves out some of them.
     peak = max(
         memory.peak_memory_in_bytes, resident + memory.temp_size_in_bytes
     )
     return made(
+        padding=padding,
         outputs=outputs,
         aliased=aliased,
         temporary=peak - resident,
         peak=peak,
         collectives=collectives_in(text, devices),
         to_host=host_transfers_in(text),
-        flops=flops_of(traced.jaxpr, devices if _is_cut(noted) else 1),
         seconds=seconds,
     )
 

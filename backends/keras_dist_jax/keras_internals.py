@@ -16,6 +16,7 @@
 | `keras.src.random.seed_generator.global_seed_generator` | refused in traces |
 | the attribute `global_seed_generator` of Keras' global state | its generator |
 | `LossScaleOptimizer._common_apply` | replaced: its branches assign |
+| `Layer._flatten_layers` | the layers of all models inside of one |
 | `Optimizer._trainable_variables` | those that it was built for |
 | `Optimizer._get_current_learning_rate` | replaced by a traced rate |
 """
@@ -43,6 +44,7 @@ nn = private("keras.src.backend.jax.ops.nn", "keras.src.backend.jax.nn")
 seed_generator = private("keras.src.random.seed_generator")
 
 for _name in (
+    "keras.Layer._flatten_layers",
     "keras.Model._get_jax_state",
     "keras.Model._make_function",
     "keras.optimizers.LossScaleOptimizer._common_apply",
@@ -144,6 +146,12 @@ def at_rate(
 def compiles(model: keras.Model) -> bool:
     """Tells whether a model's steps are compiled."""
     return bool(not model.run_eagerly and model.jit_compile)
+
+
+def layers_without_jit(model: keras.Model) -> list[keras.Layer]:
+    """Returns the layers for which Keras does not compile a model."""
+    layers = model._flatten_layers()
+    return [layer for layer in layers if not layer.supports_jit]
 
 
 def takes_data_only(step: Callable[..., Any]) -> bool:

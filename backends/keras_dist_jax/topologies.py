@@ -100,8 +100,8 @@ def machine_of(target: Target) -> Machine:
     except Exception as error:  # the compilers raise several kinds
         raise DeviceError(
             f"JAX's compiler does not know the target {target}. It says: "
-            f"{error} Expected: a size that the maker offers, such as 4x4 or "
-            "16x16 for v5e and 2x2x2 for v5p."
+            f"{error} Expected: a target of `keras-dist plan --target list`, "
+            "and the compilers that this version of JAX asks for."
         ) from error
     by_host: dict[int, list[Any]] = {}
     for device in found:

@@ -174,11 +174,17 @@ class Trainer:
         """Runs one step of `fit`; on a target, it is traced and noted."""
         running = self.running
         if not internals.compiles(running.model):
+            received = "run_eagerly=True or jit_compile=False"
+            expected = "a model that was compiled without them"
+            layers = internals.layers_without_jit(running.model)
+            if layers:
+                names = ", ".join(f"'{layer.name}'" for layer in layers)
+                received = f"layers that Keras does not compile: {names}"
+                expected = "a model without them; use them on the data before"
             raise UnsupportedModelError(
                 f"Model '{running.model.name}' runs its steps operation by "
                 "operation, so there is nothing to compile. Received: "
-                "run_eagerly=True or jit_compile=False. Expected: a model "
-                "that was compiled without them."
+                f"{received}. Expected: {expected}."
             )
         step = self._step(self._stateless("train_step"), trains=True)
         state = running.begin(

@@ -32,15 +32,27 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(CANNOT_RUN)
 
 
+def check_backend(name: str, source: str) -> None:
+    """Ends the command unless keras_dist has a backend of this name."""
+    known = _backends()
+    if name not in known:
+        fail(
+            f"keras_dist has no backend {name!r} (from {source}). It has: "
+            f"{', '.join(known)}."
+        )
+
+
+def _backends() -> list[str]:
+    points = entry_points(group="keras_dist.backends")
+    return sorted(entry_point.name for entry_point in points)
+
+
 def select_backend(name: str | None) -> str:
     """Sets KERAS_BACKEND for this process, or ends the command.
 
     Without a name, it is KERAS_BACKEND's, else the first that is installed.
     """
-    known = sorted(
-        entry_point.name
-        for entry_point in entry_points(group="keras_dist.backends")
-    )
+    known = _backends()
     installed = [backend for backend in known if find_spec(backend)]
     wanted = name or os.environ.get(BACKEND_VARIABLE)
     if not wanted:
@@ -50,12 +62,7 @@ def select_backend(name: str | None) -> str:
                 "its extra, for example: pip install 'keras-dist[jax]'"
             )
         wanted = installed[0]
-    if wanted not in known:
-        fail(
-            f"keras_dist has no backend {wanted!r} (from "
-            f"{'--backend' if name else BACKEND_VARIABLE}). It has: "
-            f"{', '.join(known)}."
-        )
+    check_backend(wanted, "--backend" if name else BACKEND_VARIABLE)
     if wanted not in installed:
         fail(
             f"the backend {wanted!r} is not installed. Install it with: "

@@ -48,7 +48,8 @@ def gather(timeout: float) -> dict[str, Any]:
         "keras": keras,
         "keras_support": support_of("keras", keras),
         "numpy": version("numpy"),
-        "packages": related([each.name for each in known]),
+        # JAX's compiler for TPUs has a name of its own.
+        "packages": related([*(each.name for each in known), "libtpu"]),
         "picked": {
             "backend": name,
             "reason": why,

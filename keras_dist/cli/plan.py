@@ -1,15 +1,19 @@
 """The command `keras-dist plan`."""
 
+import contextlib
 import json as json_module
 import os
 import pathlib
+import sys
 from typing import TYPE_CHECKING
 from typing import Annotated
+from typing import Any
 from typing import Literal
 
 import typer
 
 from keras_dist.cli.environment import CPU_ONLY
+from keras_dist.cli.environment import check_backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
@@ -109,7 +113,8 @@ def plan(
             metavar="KIND:SIZE",
             help="Compile the training step of --model for a machine that "
             "need not be here: h100:8, h100:4x8, v5e:16x16, cpu:8. list: "
-            "print the kinds. Needs JAX and keras-dist[targets].",
+            "print the kinds. Needs JAX, and keras-dist with its extra "
+            "'targets'.",
             show_default=False,
         ),
     ] = None,
@@ -149,8 +154,11 @@ def plan(
     """
     # Imported late: rich would delay every command's start.
     from keras_dist.planning.report import Choice
+    from keras_dist.planning.tables import read_bytes
     from keras_dist.planning.tables import read_number
 
+    if backend is not None:
+        check_backend(backend, "--backend")
     if target is not None:
         for name, value in (
             ("--devices", devices),
@@ -185,14 +193,14 @@ def plan(
         fail("say what to train, with either --params or --model.")
     try:
         choice.check(optimizer)
-        room = 0 if activations is None else read_number(activations)
+        room = 0 if activations is None else read_bytes(activations)
         if params is not None:
             count = read_number(params)
             load, what = _of_parameters(count, dtype, optimizer, slots)
         else:
             assert model is not None
             _check_own_types(dtype, slots)
-            load, what = _of_model(model, optimizer, backend, choice)
+            load, what = _of_model(model, optimizer, backend, choice, json)
     except ValueError as error:
         fail(str(error))
     _show(load, what, choice, room, json)
@@ -228,7 +236,7 @@ def _compile(
         # Nothing runs on devices of this machine.
         os.environ.update(CPU_ONLY)
         select_backend(backend or "jax")
-        with without_log_noise():
+        with without_log_noise(), _stdout_kept_for(json):
             from keras_dist.cli.jobs.target import compiled_for
 
             programs, load, choice, what = compiled_for(
@@ -238,7 +246,7 @@ def _compile(
         fail(str(error))
     found = programs_json(target, programs) | as_json(load, choice)
     text = json_module.dumps(found, indent=2)
-    if json is not None and str(json) == "-":
+    if _is_stdout(json):
         typer.echo(text)
         return
     show_programs(console, what, target, programs)
@@ -264,14 +272,34 @@ def _check_own_types(dtype: str | None, slots: int | None) -> None:
             )
 
 
-def _of_model(
-    name: str, optimizer: str | None, backend: str | None, choice: "Choice"
-) -> tuple[Load, str]:
-    select_backend(backend)
-    from keras_dist.cli.jobs.plan import load_of_named
+def _is_stdout(json: pathlib.Path | None) -> bool:
+    return json is not None and str(json) == "-"
 
+
+def _stdout_kept_for(
+    json: pathlib.Path | None,
+) -> contextlib.AbstractContextManager[Any]:
+    """Sends what the user's code prints elsewhere, if JSON is printed."""
+    if _is_stdout(json):
+        return contextlib.redirect_stdout(sys.stderr)
+    return contextlib.nullcontext()
+
+
+def _of_model(
+    name: str,
+    optimizer: str | None,
+    backend: str | None,
+    choice: "Choice",
+    json: pathlib.Path | None,
+) -> tuple[Load, str]:
+    # No values are computed, so no device is needed.
+    os.environ.update(CPU_ONLY)
+    select_backend(backend)
     try:
-        return load_of_named(name, optimizer, choice.is_sharded)
+        with without_log_noise(), _stdout_kept_for(json):
+            from keras_dist.cli.jobs.plan import load_of_named
+
+            return load_of_named(name, optimizer, choice.is_sharded)
     except KerasDistError as error:
         fail(str(error))
 
@@ -289,7 +317,7 @@ def _show(
     from keras_dist.planning.report import show
 
     text = json_module.dumps(as_json(load, choice, activations), indent=2)
-    if json is not None and str(json) == "-":
+    if _is_stdout(json):
         typer.echo(text)
         return
     check_folder("--json", json)

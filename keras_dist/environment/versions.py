@@ -97,7 +97,7 @@ def check(installed: Mapping[str, str]) -> None:
             )
         if support is Support.UNTESTED:
             untested.append(f"{package} {version}. {expectation(package)}")
-    if untested and not os.environ.get(ALLOW_VARIABLE):
+    if untested and os.environ.get(ALLOW_VARIABLE, "0") in ("", "0"):
         warnings.warn(
             "keras_dist is not tested with these versions. Received: "
             f"{' Received: '.join(untested)} Or set {ALLOW_VARIABLE}=1 to "

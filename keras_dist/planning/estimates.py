@@ -16,8 +16,10 @@ VARIABLE_BYTES = {
     "mixed_bfloat16": 4,
 }
 
-# Slots with the shape of their variable that Keras' optimizers make by default.
-# Adafactor and Muon are missing: their slots depend on the variables' shapes.
+# Optimizers of Keras whose slots depend on the variables' shapes.
+SLOTS_BY_SHAPE = ("adafactor", "muon")
+# Slots with the shape of their variable that Keras' other optimizers make by
+# default.
 SLOTS = {
     "adadelta": 2,
     "adagrad": 1,
@@ -79,6 +81,12 @@ def load_of_parameters(
     if dtype not in VARIABLE_BYTES:
         raise ValueError(_unknown("dtype policy", dtype, list(VARIABLE_BYTES)))
     name = optimizer.lower().replace("_", "").replace("-", "")
+    if slots is None and name in SLOTS_BY_SHAPE:
+        raise ValueError(
+            f"How many slots {optimizer} makes depends on the shapes of the "
+            "variables. Name a model, or say how many slots it makes for each "
+            "parameter."
+        )
     if slots is None and name not in SLOTS:
         raise ValueError(
             _unknown("optimizer", optimizer, list(SLOTS))

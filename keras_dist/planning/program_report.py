@@ -15,8 +15,14 @@ from keras_dist.planning.targets import KINDS
 from keras_dist.planning.targets import Target
 from keras_dist.planning.targets import TargetKind
 
-# Terms that only a compiler knows.
-_OF_COMPILER = ("results", "temporary values")
+# Terms, and fields of a program, that only a compiler knows.
+_OF_COMPILER = ("padding", "results", "temporary values")
+_FIELDS_OF_COMPILER = (
+    *("padding", "outputs", "aliased", "temporary", "peak"),
+    *("collectives", "to_host", "sent"),
+)
+# Terms without a row where they are nothing.
+_OPTIONAL = ("batch", "padding")
 # The part of a GPU's memory that JAX takes unless it is told another one.
 _TAKEN = 0.75
 
@@ -48,15 +54,22 @@ def programs_json(
         "target": str(target),
         "memory": target.kind.memory,
         "programs": [
-            {
-                **dataclasses.asdict(program),
-                "kept": program.kept,
-                "sent": program.sent,
-                "fits": fits(program, _kind_of(program, target)),
-            }
+            _program_json(program, _kind_of(program, target))
             for program in programs
         ],
     }
+
+
+def _program_json(program: CompiledProgram, kind: TargetKind) -> dict[str, Any]:
+    found = {
+        **dataclasses.asdict(program),
+        "kept": program.kept,
+        "sent": program.sent,
+        "fits": fits(program, kind),
+    }
+    if program.refusal:
+        found |= dict.fromkeys(_FIELDS_OF_COMPILER)
+    return found
 
 
 def fits(program: CompiledProgram, kind: TargetKind) -> bool | None:
@@ -98,7 +111,9 @@ def _kind_of(program: CompiledProgram, target: Target) -> TargetKind:
 def _terms(program: CompiledProgram) -> dict[str, int]:
     return {
         **program.state,
+        **program.received,
         "batch": program.batch,
+        "padding": program.padding,
         "results": program.outputs,
         "temporary values": program.temporary,
     }
@@ -112,9 +127,10 @@ def _memory(program: CompiledProgram, kind: TargetKind) -> Table:
         "", (f"{program.name}: memory", tables.WORD), (where, tables.NUMBER)
     )
     for name, num_bytes in _terms(program).items():
-        is_known = name not in _OF_COMPILER or not program.refusal
-        text = tables.bytes_text(num_bytes) if is_known else "?"
-        made.add_row(name.capitalize(), text)
+        if name in _OF_COMPILER and program.refusal:
+            made.add_row(name.capitalize(), "?")
+        elif num_bytes or name not in _OPTIONAL:
+            made.add_row(name.capitalize(), tables.bytes_text(num_bytes))
     if not program.refusal:
         made.add_row("At most", tables.bytes_text(program.peak), style="bold")
     if kind.memory is not None:
@@ -144,7 +160,10 @@ def _collectives(program: CompiledProgram) -> Table:
 
 def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
     if program.refusal:
-        yield f"It does not fit. The compiler says: {program.refusal}"
+        yield (
+            f"It does not fit. {_largest(program)} The compiler says: "
+            f"{program.refusal}"
+        )
         return
     if kind.memory is not None:
         yield _verdict(program, kind.memory)
@@ -154,6 +173,10 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
                 f"JAX takes {_TAKEN:.0%} of a GPU's memory at the start. Set "
                 "XLA_PYTHON_CLIENT_MEM_FRACTION to a larger part."
             )
+    for name, num_bytes in program.received.items():
+        where = "the host" if program.on_host else "each device"
+        size = tables.bytes_text(num_bytes)
+        yield f"In a step, {where} receives {size} of {name}."
     if program.to_host:
         yield f"Exchanges of values with the host in a step: {program.to_host}."
     if program.flops:
@@ -168,9 +191,14 @@ def _verdict(program: CompiledProgram, memory: int) -> str:
     share = f"{program.peak / memory:.1%} of the memory"
     if program.peak <= memory:
         return f"It fits: {share}."
+    return f"It does not fit: {share}. {_largest(program)}"
+
+
+def _largest(program: CompiledProgram) -> str:
     terms = _terms(program)
     largest = max(terms, key=lambda name: terms[name])
+    known = " that is known" if program.refusal else ""
     return (
-        f"It does not fit: {share}. The largest part is "
-        f"{tables.bytes_text(terms[largest])} for {largest}."
+        f"The largest part{known} is {tables.bytes_text(terms[largest])} for "
+        f"{largest}."
     )

@@ -36,7 +36,10 @@ class CompiledProgram:
         on_host: Boolean, true for a program on the CPU of a target's host.
         state: Mapping from a group of variables, such as `"trainable"`, to
             their bytes.
+        received: Mapping from a group of values that other devices send for
+            the step, such as `"gradients"`, to their bytes.
         batch: Integer, bytes of the rows that it is given.
+        padding: Integer, bytes that the device's memory adds to its arguments.
         outputs: Integer, bytes of new results.
         aliased: Integer, bytes of results that take the place of the state.
         temporary: Integer, bytes for values in between.
@@ -48,21 +51,23 @@ class CompiledProgram:
             with the most counts.
         seconds: Float, how long it was compiled.
         refusal: String, why the compiler refused the program: it is too large
-            for the device. Nothing behind `batch` is known then.
+            for the device. What only the compiler knows is 0 then.
     """
 
     name: str
     devices: int
     on_host: bool
     state: dict[str, int]
+    received: dict[str, int]
     batch: int
+    flops: int
+    padding: int = 0
     outputs: int = 0
     aliased: int = 0
     temporary: int = 0
     peak: int = 0
     collectives: tuple[Collective, ...] = ()
     to_host: int = 0
-    flops: int = 0
     seconds: float = field(default=0.0, compare=False)
     refusal: str = ""
 

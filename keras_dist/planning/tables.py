@@ -28,8 +28,13 @@ from keras_dist.planning.estimates import Memory
 from keras_dist.planning.estimates import Transfer
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
-_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
-_NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([a-z]?)", re.IGNORECASE)
+_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_OF_BYTES = {
+    f"{prefix}{rest}": base ** (index + 1)
+    for rest, base in (("", 1e3), ("b", 1e3), ("i", 1024.0), ("ib", 1024.0))
+    for index, prefix in enumerate("kmgtp")
+} | {"": 1.0, "b": 1.0}
+_NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _MOST = 1e18
 _NAME = re.compile(r"(.*\D)(\d+)")
 
@@ -62,18 +67,35 @@ def bytes_text(num_bytes: int) -> str:
 
 def read_number(text: str) -> int:
     """Reads a count as people write it: `7e9`, `7B`, `350M`, `20_000`."""
-    match = _NUMBER.fullmatch(text.strip().replace("_", "").replace(",", ""))
-    suffix = match[2].lower() if match else ""
-    number = 0.0
-    if match and suffix in _SUFFIXES:
-        number = float(match[1]) * _SUFFIXES[suffix]
-    if not 1 <= number <= _MOST:
+    number = _read(text, _SUFFIXES)
+    if number is None:
         raise ValueError(
             f"A number from 1 to 1e18 could not be read. Received: {text!r}. "
             "Expected: digits, such as 350000, 7e9, or with k, M, B or T, "
             "such as 7B."
         )
-    return round(number)
+    return number
+
+
+def read_bytes(text: str) -> int:
+    """Reads a number of bytes as people write it: `20e9`, `20G`, `512 MiB`."""
+    number = _read(text, _OF_BYTES)
+    if number is None:
+        raise ValueError(
+            "A number of bytes from 1 to 1e18 could not be read. Received: "
+            f"{text!r}. Expected: digits, such as 20e9, or with a unit, such "
+            "as 20G, 20GB or 20GiB."
+        )
+    return number
+
+
+def _read(text: str, suffixes: Mapping[str, float]) -> int | None:
+    match = _NUMBER.fullmatch(text.strip().replace("_", "").replace(",", ""))
+    suffix = match[2].lower() if match else ""
+    if match is None or suffix not in suffixes:
+        return None
+    number = float(match[1]) * suffixes[suffix]
+    return round(number) if 1 <= number <= _MOST else None
 
 
 def names_text(names: Iterable[str]) -> str:

@@ -41,6 +41,14 @@ KINDS = {
     )
 }
 _MOST_DEVICES = 10_000
+# The slices that are offered: of TPUs whose chips lie in a plane, all; of
+# others the small ones. Larger ones have sides that are multiples of 4.
+_IN_A_PLANE = ("v5e", "v6e")
+_PLANES = (
+    *((1, 1), (2, 2), (2, 4), (4, 4)),
+    *((4, 8), (8, 8), (8, 16), (16, 16)),
+)
+_SMALL_CUBES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
 _NAME = re.compile(r"([a-z0-9]+):([1-9]\d*(?:x[1-9]\d*)*)", re.IGNORECASE)
 
 
@@ -55,7 +63,10 @@ class Target:
     sides: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.kind.name}:{'x'.join(map(str, self.sides))}"
+        sides = self.sides
+        if self.kind.platform != "tpu" and sides[0] == 1:  # one host
+            sides = sides[1:]
+        return f"{self.kind.name}:{'x'.join(map(str, sides))}"
 
 
 def read_target(text: str) -> Target:
@@ -76,14 +87,13 @@ def read_target(text: str) -> Target:
     sides = tuple(map(int, match[2].split("x")))
     if kind.platform != "tpu":
         sides = (1, *sides) if len(sides) == 1 else sides
-    expected = (2, 3) if kind.platform == "tpu" else (2,)
-    if len(sides) not in expected:
-        what = (
-            "the two or three sides of a slice, such as 4x4 or 2x2x2"
-            if kind.platform == "tpu"
-            else "devices, or hosts x devices, such as 8 or 4x8"
+    if kind.platform == "tpu":
+        _check_slice(text, kind, sides)
+    elif len(sides) != 2:
+        raise ValueError(
+            f"--target {text}: {kind.name} needs devices, or hosts x devices, "
+            "such as 8 or 4x8."
         )
-        raise ValueError(f"--target {text}: {kind.name} needs {what}.")
     count = 1
     for side in sides:
         count *= side
@@ -93,3 +103,25 @@ def read_target(text: str) -> Target:
             f"Expected: at most {_MOST_DEVICES:,}."
         )
     return Target(kind, sides)
+
+
+def _check_slice(text: str, kind: TargetKind, sides: tuple[int, ...]) -> None:
+    if kind.name in _IN_A_PLANE:
+        names = ["x".join(map(str, each)) for each in _PLANES]
+        is_offered = sides in _PLANES
+        what = f"one of {', '.join(names)}"
+    else:
+        is_large = len(sides) == 3 and not any(side % 4 for side in sides)
+        is_offered = sides in _SMALL_CUBES or (
+            is_large and list(sides) == sorted(sides)
+        )
+        names = ["x".join(map(str, each)) for each in _SMALL_CUBES]
+        what = (
+            f"one of {', '.join(names)}, or three multiples of 4, the smallest "
+            "first, such as 4x4x8"
+        )
+    if not is_offered:
+        raise ValueError(
+            f"--target {text}: there is no such slice of {kind.title}. "
+            f"Expected: {what}."
+        )

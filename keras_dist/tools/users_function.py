@@ -14,7 +14,10 @@ from typing import NoReturn
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 # Packages that may lie in a folder of another name, on PYTHONPATH.
-_FRAMEWORKS = ("keras", "jax", "tensorflow", "torch")
+_PACKAGES = (
+    *("keras", "jax", "tensorflow", "torch", "keras_dist"),
+    *("keras_dist_jax", "keras_dist_tensorflow", "keras_dist_torch"),
+)
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME = re.compile(r'\s*File ".*", line \d+')
 _MISSING = object()
@@ -134,13 +137,13 @@ def _is_own(filename: str) -> bool:
     """Returns whether a file is neither Python's nor installed."""
     parts = filename.split(os.sep)
     return not (
-        filename.startswith(("<frozen ", _STDLIB, *_framework_folders()))
+        filename.startswith(("<frozen ", _STDLIB, *_package_folders()))
         or any(folder in parts for folder in _INSTALLED)
     )
 
 
-def _framework_folders() -> list[str]:
-    imported = [sys.modules.get(name) for name in _FRAMEWORKS]
+def _package_folders() -> list[str]:
+    imported = [sys.modules.get(name) for name in _PACKAGES]
     files = [getattr(module, "__file__", None) for module in imported]
     return [os.path.dirname(file) + os.sep for file in files if file]
 

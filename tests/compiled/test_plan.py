@@ -59,7 +59,8 @@ def test_a_model_that_is_too_large_for_a_gpu():
 def test_a_model_that_is_too_large_for_a_tpu():
     text = plan("--model", "compiled.programs:huge", "--target", "v5e:2x2")
     words = " ".join(text.split())
-    assert "It does not fit. The compiler says: RESOURCE_EXHAUSTED" in words
+    assert "It does not fit. The largest part that is known is 137.4" in words
+    assert "The compiler says: RESOURCE_EXHAUSTED" in words
     assert "Trainable 137.4 GB" in words
     assert "Temporary values ?" in words
 
@@ -72,6 +73,8 @@ def test_keras_kernel_for_attention_is_used_on_one_tpu():
             "attention", "--target", target, "--batch-size", "4"
         )["programs"]
         assert not program["refusal"]
+        parts = ("kept", "batch", "padding", "outputs", "temporary")
+        assert sum(program[part] for part in parts) == program["peak"]
         of_a_step[target] = program["flops"] * program["devices"]
     # What the kernel computes is no product of the program.
     assert of_a_step["v5e:1x1"] < 0.8 * of_a_step["v5e:2x2"]

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from keras_dist.bench import fit
 from keras_dist.cli import main
+from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.jobs import demo
 from keras_dist.cli.jobs import plan
 from keras_dist.cli.trial import CommandTrial
@@ -107,6 +108,8 @@ def test_ctrl_c_ends_a_command_in_a_word(
 ):
     monkeypatch.setattr(where, name, pressed)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    for variable in CPU_ONLY:
+        monkeypatch.setenv(variable, "")  # what commands set is set back
     result = invoke(*arguments)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "Interrupted."

@@ -27,6 +27,8 @@ BACKEND = keras.backend.backend()
 @pytest.fixture
 def invoke(monkeypatch):
     """Runs the command in this process."""
+    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+        monkeypatch.setenv(name, "")  # what the command sets is set back
     monkeypatch.setenv("KERAS_BACKEND", BACKEND)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -51,6 +53,7 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "models_to_plan.py").write_text(
         "import threading\n"
         "import keras\n"
+        "import numpy as np\n"
         "threads = []\n"
         "def build(optimizer='adam', units=7):\n"
         "    model = keras.Sequential([keras.Input((5,)),\n"
@@ -73,6 +76,17 @@ def module(tmp_path, monkeypatch):
         "        keras.layers.Dense(7)])\n"
         "def unbuilt():\n"
         "    return keras.Sequential([keras.layers.Dense(7)])\n"
+        "def talkative():\n"
+        "    print('building')\n"
+        "    return build()\n"
+        "class Own(keras.Model):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.dense = keras.layers.Dense(3)\n"
+        "    def call(self, x):\n"
+        "        return self.dense(x)\n"
+        "def with_data():\n"
+        "    return Own(), np.ones((2, 5)), np.ones((2, 3))\n"
         "number = 3\n"
         "def text():\n"
         "    return 'model'\n"
@@ -279,7 +293,9 @@ def test_numbers_go_to_a_file_beside_the_tables(invoke, tmp_path):
         (("--params", "1e999"), "'1e999'"),
         (("--params", "1", "--dtype", "int3"), "'int3'"),
         (("--params", "1", "--optimizer", "muon"), "how many slots"),
-        (("--params", "1", "--activations", "some"), "'some'"),
+        (("--params", "1", "--optimizer", "Muon"), "depends on the shapes"),
+        (("--params", "1", "--activations", "some"), "20GiB"),
+        (("--params", "1", "--backend", "mxnet"), "no backend 'mxnet'"),
         (("--params", "1", "--devices", "0"), "--devices"),
         (("--params", "1", "--strategy", "abacus"), "abacus"),
         (
@@ -314,6 +330,39 @@ def test_bad_options_are_errors_that_say_so(invoke, arguments, message):
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_data_builds_a_model(module, planned):
+    found = planned("--model", f"{module}:with_data")
+    assert found["load"]["trainable"] == 4 * (5 * 3 + 3)
+
+
+def test_what_a_function_prints_is_no_part_of_the_json(module, invoke):
+    result = invoke("--model", f"{module}:talkative", "--json", "-")
+    assert "building" in result.stderr
+    assert json.loads(result.stdout)["load"]["trainable"]
+
+
+def test_a_keras_that_is_too_old_is_an_error_in_one_line(tmp_path):
+    code = (
+        "from keras_dist.environment import versions\n"
+        "versions.requires = lambda name: ['keras>=99.0']\n"
+        "from keras_dist.cli.main import app\n"
+        "app(['plan', '--model', 'a:b'])\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert run.returncode == 2
+    assert "Error: keras_dist needs a newer Keras. Received: " in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_help_names_the_extra(invoke):
+    assert "'targets'" in invoke("--help").output
 
 
 def test_nothing_is_imported_to_count_parameters(tmp_path):

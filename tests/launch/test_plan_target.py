@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 import keras_dist
 from keras_dist.cli.main import app
+from keras_dist.planning.program_report import programs_json
+from keras_dist.planning.programs import CompiledProgram
 from keras_dist.planning.tables import bytes_text
 from keras_dist.planning.targets import KINDS
 from keras_dist.planning.targets import read_target
@@ -89,6 +91,48 @@ def without_loss():
 
 def with_weights():
     return wide(), np.ones((2, 256)), np.ones((2, 8)), np.ones(2)
+
+
+def too_much():
+    return *with_weights(), None
+
+
+class Alone(Own):
+    def call(self, x):
+        y = super().call(x)
+        self.add_loss(keras.ops.mean(y))
+        return y
+
+
+def alone():
+    model = Alone()
+    model.compile("sgd")
+    return model, np.ones((2, 6))
+
+
+def talkative():
+    print("building")
+    model = wide()
+    model.summary()
+    return model
+
+
+def text_inputs():
+    inputs = keras.Input((1,), dtype="string")
+    hashed = keras.layers.Lambda(lambda x: x, output_shape=(3,), dtype="int32")
+    return compiled(keras.Model(inputs, keras.layers.Dense(2)(hashed(inputs))))
+
+
+def augmented():
+    return compiled(keras.Sequential([
+        keras.Input((8, 8, 3)), keras.layers.RandomRotation(0.1),
+        keras.layers.Flatten(), keras.layers.Dense(2)]))
+
+
+def predicted():
+    model = wide()
+    model.predict(np.ones((4, 256)), verbose=0)
+    return model
 
 
 def of_lists():
@@ -207,7 +251,23 @@ def test_central_storage_has_a_program_for_the_update(planned):
     )["programs"]
     assert (step["name"], update["name"]) == ("train_step", "optimizer_update")
     assert (step["devices"], update["devices"]) == (4, 1)
-    assert update["aliased"] > step["kept"]
+    # A device keeps nothing between steps: variables come, and gradients go.
+    trained = 4 * (256 * 256 + 256 + 2 * 256 + 256 * 8 + 8)
+    statistics = 4 * 2 * 256
+    assert step["kept"] == 0
+    assert set(step["received"]) == {"copies of variables"}
+    copied = step["received"]["copies of variables"] - trained - statistics
+    assert 0 <= copied < 100  # metrics and the seed
+    assert update["received"] == {"gradients": trained}
+    assert update["kept"] == pytest.approx(3 * trained, abs=100)
+
+
+@ON_JAX
+def test_central_storage_says_what_is_sent(invoke):
+    spec = ("--model", "models_for_targets:wide", "--strategy", "central")
+    words = " ".join(invoke(*spec, "--target", "cpu:2").stdout.split())
+    assert "In a step, each device receives 2" in words
+    assert "of copies of variables." in words and "of gradients." in words
 
 
 @ON_JAX
@@ -232,7 +292,11 @@ def test_fewer_rows_than_devices_are_on_each(planned):
 
 @ON_JAX
 @pytest.mark.parametrize(
-    "model", ["sparse", "with_data", "named", "without_loss"]
+    "model",
+    [
+        *("sparse", "with_data", "named", "without_loss", "with_weights"),
+        *("alone", "talkative"),
+    ],
 )
 def test_batches_are_described_for_each_kind_of_model(planned, model):
     found = planned(model, "--target", "cpu:2", "--batch-size", "10")
@@ -241,6 +305,9 @@ def test_batches_are_described_for_each_kind_of_model(planned, model):
         "with_data": 6 * 4 + 3 * 4,
         "named": 3 * 4 + 4 + 2 * 4,
         "without_loss": 3 * 4,
+        "with_weights": (256 + 8 + 1) * 4,
+        "alone": 6 * 4,
+        "talkative": (256 + 8) * 4,
     }
     assert found["programs"][0]["batch"] == 5 * sizes[model]
 
@@ -270,7 +337,7 @@ def test_tables_say_what_the_json_has(invoke, planned):
     found = planned("wide", "--target", "cpu:4")["programs"][0]
     (collective,) = found["collectives"]
     for words in (
-        "compiled for cpu:1x4",
+        "compiled for cpu:4",
         "train_step: memory 4 x cpu",
         f"Trainable {bytes_text(found['state']['trainable'])}",
         f"At most {bytes_text(found['peak'])}",
@@ -290,7 +357,10 @@ def test_tables_say_what_the_json_has(invoke, planned):
         ("without_sizes", "the size of a batch is not known"),
         ("open_sizes", "shapes [(None, None, 4)]"),
         ("wrong_labels", "a batch of shapes [(64, 6), (64, 7)]"),
-        ("with_weights", "the wrong number of values"),
+        ("too_much", "the wrong number of values"),
+        ("text_inputs", "JAX compiles no text"),
+        ("augmented", "layers that Keras does not compile: 'random_rotation"),
+        ("predicted", "neither trains nor runs it"),
         ("of_lists", "`x` can't be read as a batch"),
         ("of_text", "`x` can't be read as a batch"),
         ("trained", "neither trains nor runs it"),
@@ -311,7 +381,13 @@ def test_models_that_can_not_be_compiled(refused, model, words):
         (("--target", "h300:8"), "there is no such target"),
         (("--target", "h100"), "there is no such target"),
         (("--target", "h100:2x2x2"), "devices, or hosts x devices"),
-        (("--target", "v5e:8"), "two or three sides of a slice"),
+        (("--target", "v5e:8"), "there is no such slice of TPU v5e"),
+        (("--target", "v5e:4x2"), "one of 1x1, 2x2, 2x4, 4x4"),
+        (("--target", "v5e:2x2x2"), "there is no such slice"),
+        (("--target", "v5p:4x4"), "three multiples of 4"),
+        (("--target", "v5p:2x2x3"), "there is no such slice"),
+        (("--target", "v4:8x4x4"), "the smallest first"),
+        (("--target", "cpu:2", "--backend", "mxnet"), "no backend 'mxnet'"),
         (("--target", "cpu:200x200"), "too many devices"),
         (("--target", "cpu:2", "--devices", "3"), "Leave --devices out"),
         (("--target", "cpu:2", "--params", "7e9"), "Leave --params out"),
@@ -371,14 +447,28 @@ def test_kinds_are_listed_without_a_framework():
 
 
 @pytest.mark.runs_on("torch")
+def test_what_a_refused_program_does_is_not_known():
+    program = CompiledProgram(
+        "step", 8, False, {"a": 5}, {}, 3, 70, refusal="no"
+    )
+    (found,) = programs_json(read_target("v5e:2x4"), [program])["programs"]
+    assert (found["kept"], found["batch"], found["flops"]) == (5, 3, 70)
+    assert found["fits"] is False
+    for name in ("peak", "temporary", "collectives", "sent", "to_host"):
+        assert found[name] is None
+
+
+@pytest.mark.runs_on("torch")
 @pytest.mark.parametrize(
     "text, name",
     [
-        ("h100:8", "h100:1x8"),
+        ("h100:8", "h100:8"),
+        ("h100:1x8", "h100:8"),
         ("H100:4x8", "h100:4x8"),
         (" v5e:16x16 ", "v5e:16x16"),
         ("v5p:2x2x2", "v5p:2x2x2"),
-        ("cpu:3", "cpu:1x3"),
+        ("tpu7x:4x4x8", "tpu7x:4x4x8"),
+        ("cpu:3", "cpu:3"),
     ],
 )
 def test_targets_are_read_as_people_write_them(text, name):

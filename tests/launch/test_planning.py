@@ -19,6 +19,7 @@ from keras_dist.planning.estimates import memory
 from keras_dist.planning.estimates import transfers
 from keras_dist.planning.tables import bytes_text
 from keras_dist.planning.tables import names_text
+from keras_dist.planning.tables import read_bytes
 from keras_dist.planning.tables import read_number
 from keras_dist.tools.counting import load_of
 
@@ -153,6 +154,27 @@ def test_keras_gives_variables_that_type(name):
 )
 def test_numbers_are_read(text, number):
     assert read_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("20e9", 20 * 10**9),
+        ("512B", 512),
+        ("20 G", 20 * 10**9),
+        ("20GB", 20 * 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        ("4ki", 4096),
+    ],
+)
+def test_bytes_are_read(text, number):
+    assert read_bytes(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "7BB", "1x", "1e30G"])
+def test_what_is_no_number_of_bytes_is_refused(text):
+    with pytest.raises(ValueError, match="20GiB"):
+        read_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["", "B", "-1", "1e-3", "0.2", "1x", "7 BB"])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_optimizers
@@ -16,6 +17,8 @@ from keras_dist.tools.counting import check_built
 from keras_dist.tools.counting import load_of
 from keras_dist.tools.users_function import called
 from keras_dist.tools.users_function import function_of
+
+_ROWS = 1  # of a batch that builds a model
 
 
 def load_of_named(
@@ -30,7 +33,9 @@ def load_of_named(
         model = called(name, function)
         # `keras-dist bench fit --model` takes functions that return data too.
         if isinstance(model, tuple) and model:
-            model = model[0]
+            model, *data = model
+            if data and isinstance(model, keras.Model) and not model.built:
+                model(like_data(name, "x", _ROWS, data[0]))
         check_built(model)
         used = _optimizer(model, optimizer)
         if is_sharded:
@@ -92,3 +97,44 @@ def _optimizer(model: keras.Model, name: str | None) -> Any:
             f"Keras has no optimizer of that name. Received: {name!r}. "
             "Expected: one such as adam, or none, for the model's own."
         ) from error
+
+
+def kind_of(value: Any) -> str:
+    """Describes an object that the user's function returned."""
+    if isinstance(value, keras.Model):
+        is_ready = getattr(value, "optimizer", None) is not None
+        return "a model" if is_ready else "a model without an optimizer"
+    return f"an object of type {type(value).__name__}"
+
+
+def like_data(spec: str, name: str, rows: int, data: Any) -> Any:
+    """Describes a batch of rows like those of the user's data."""
+    leaves = keras.tree.flatten(data) if data is not None else []
+    shapes = [getattr(leaf, "shape", None) for leaf in leaves]
+    dtypes = [str(getattr(leaf, "dtype", "")) for leaf in leaves]
+    if not leaves or not all(shapes) or not all(map(is_numeric, dtypes)):
+        kinds = ", ".join(sorted({*map(kind_of, leaves)})) or "nothing"
+        raise ValueError(
+            f"--model {spec}: `{name}` can't be read as a batch. Received: "
+            f"{kinds}. Expected: arrays of numbers with rows, or lists, "
+            "tuples or dicts of them."
+        )
+    return keras.tree.map_structure(lambda leaf: rows_like(leaf, rows), data)
+
+
+def is_numeric(dtype: str) -> bool:
+    """Tells whether Keras knows a dtype of this name, for numbers."""
+    try:
+        return bool(keras.backend.standardize_dtype(dtype) != "string")
+    except (TypeError, ValueError):
+        return False
+
+
+def rows_like(array: Any, rows: int) -> keras.KerasTensor:
+    """Describes rows like those of an array or a tensor, as `fit` has them."""
+    dtype = keras.backend.standardize_dtype(array.dtype)
+    if isinstance(array, np.ndarray) and dtype == "float64":
+        dtype = keras.config.floatx()
+    # JAX has no other integers unless it is told so.
+    dtype = {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
+    return keras.KerasTensor((rows, *array.shape[1:]), dtype)

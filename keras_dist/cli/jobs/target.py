@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
-import numpy as np
 
 import keras_dist
+from keras_dist.cli.jobs.plan import is_numeric
+from keras_dist.cli.jobs.plan import kind_of
+from keras_dist.cli.jobs.plan import like_data
+from keras_dist.cli.jobs.plan import rows_like
 from keras_dist.cli.jobs.plan import without_values
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import SimpleClusterResolver
@@ -25,6 +28,8 @@ from keras_dist.tools.users_function import function_of
 from keras_dist.tools.users_function import told
 
 _ROWS = 32  # of each replica, unless the user says it
+# What the user's function may return after the model.
+_PARTS = ("x", "y", "sample_weight")
 
 
 def compiled_for(
@@ -88,7 +93,7 @@ def strategy_of(choice: Choice, target: Target) -> Any:
 
 def _model_of(
     spec: str, function: Callable[[], Any], strategy: Any, rows: int
-) -> tuple[keras.Model, tuple[Any, Any]]:
+) -> tuple[keras.Model, tuple[Any, ...]]:
     """Makes the model under a strategy, and describes a batch for it."""
     with strategy.scope():
         given = _given(spec, function)
@@ -97,20 +102,23 @@ def _model_of(
     if not isinstance(model, keras.Model) or optimizer is None:
         raise ValueError(
             f"--model {spec}: the function must return a compiled model, to "
-            f"compile its step. Received: {_kind_of(model)}. Expected: a "
+            f"compile its step. Received: {kind_of(model)}. Expected: a "
             "`keras.Model`, after `model.compile` with an optimizer and a "
             "loss, alone or in a tuple (model, x, y)."
         )
-    if len(data) not in (0, 2):
-        kinds = ", ".join(map(_kind_of, given))
+    if len(data) > len(_PARTS):
+        kinds = ", ".join(map(kind_of, given))
         raise ValueError(
             f"--model {spec}: the function returns the wrong number of values. "
             f"Received: a tuple of {kinds}. Expected: a model, or a tuple "
-            "(model, x, y)."
+            "(model, x, y), whose last part may be missing, or followed by "
+            "sample weights."
         )
+    while data and data[-1] is None:
+        data.pop()
     if data:
-        x = _like_data(spec, "x", rows, data[0])
-        return model, (x, _like_data(spec, "y", rows, data[1]))
+        named = zip(_PARTS, data, strict=False)
+        return model, tuple(like_data(spec, n, rows, d) for n, d in named)
     x = _inputs_of(spec, model, rows)
     return model, (x, _labels_of(model, rows))
 
@@ -129,45 +137,6 @@ def _given(spec: str, function: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _kind_of(value: Any) -> str:
-    if isinstance(value, keras.Model):
-        is_ready = getattr(value, "optimizer", None) is not None
-        return "a model" if is_ready else "a model without an optimizer"
-    return f"an object of type {type(value).__name__}"
-
-
-def _like_data(spec: str, name: str, rows: int, data: Any) -> Any:
-    """Describes a batch of rows like those of the user's data."""
-    leaves = keras.tree.flatten(data) if data is not None else []
-    shapes = [getattr(leaf, "shape", None) for leaf in leaves]
-    dtypes = [str(getattr(leaf, "dtype", "")) for leaf in leaves]
-    if not leaves or not all(shapes) or not all(map(_is_numeric, dtypes)):
-        kinds = ", ".join(sorted({*map(_kind_of, leaves)})) or "nothing"
-        raise ValueError(
-            f"--model {spec}: `{name}` can't be read as a batch. Received: "
-            f"{kinds}. Expected: arrays of numbers with rows, or lists, "
-            "tuples or dicts of them."
-        )
-    return keras.tree.map_structure(lambda leaf: _rows_like(leaf, rows), data)
-
-
-def _is_numeric(dtype: str) -> bool:
-    try:
-        return bool(keras.backend.standardize_dtype(dtype) != "string")
-    except (TypeError, ValueError):
-        return False
-
-
-def _rows_like(array: Any, rows: int) -> keras.KerasTensor:
-    """Describes rows like those of an array or a tensor, as `fit` has them."""
-    dtype = keras.backend.standardize_dtype(array.dtype)
-    if isinstance(array, np.ndarray) and dtype == "float64":
-        dtype = keras.config.floatx()
-    # JAX has no other integers unless it is told so.
-    dtype = {"int64": "int32", "uint64": "uint32"}.get(dtype, dtype)
-    return keras.KerasTensor((rows, *array.shape[1:]), dtype)
-
-
 def _inputs_of(spec: str, model: keras.Model, rows: int) -> Any:
     inputs = _nest_of(model, "input")
     leaves = keras.tree.flatten(inputs)
@@ -179,7 +148,15 @@ def _inputs_of(spec: str, model: keras.Model, rows: int) -> Any:
             "only the first size is open, or a function that returns "
             "(model, x, y) with arrays of the right shapes."
         )
-    return keras.tree.map_structure(lambda i: _rows_like(i, rows), inputs)
+    texts = [leaf for leaf in leaves if not is_numeric(str(leaf.dtype))]
+    if texts:
+        raise ValueError(
+            f"--model {spec}: JAX compiles no text. Received: the input "
+            f"'{texts[0].name}' of dtype {texts[0].dtype}. Expected: inputs of "
+            "numbers. Use the layers that read text in the data pipeline, and "
+            "make the model without them."
+        )
+    return keras.tree.map_structure(lambda i: rows_like(i, rows), inputs)
 
 
 def _nest_of(model: keras.Model, name: str) -> Any:
@@ -200,7 +177,7 @@ def _labels_of(model: keras.Model, rows: int) -> Any:
     def described(output: Any, loss: Any) -> keras.KerasTensor:
         if _is_sparse(loss):
             return keras.KerasTensor((rows, *output.shape[1:-1]), "int32")
-        return _rows_like(output, rows)
+        return rows_like(output, rows)
 
     if isinstance(outputs, dict):
         by_name = losses if isinstance(losses, dict) else {}
@@ -230,7 +207,7 @@ def _is_sparse(loss: Any) -> bool:
 
 @contextlib.contextmanager
 def _explained(
-    spec: str, target: Target, batch: tuple[Any, Any]
+    spec: str, target: Target, batch: tuple[Any, ...]
 ) -> Iterator[None]:
     """Names the model, the target and the batch in errors of the step."""
     try:
