@@ -35,13 +35,13 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
     )
     made = functools.partial(
         CompiledProgram,
-        traced.fun_name,
-        devices,
-        on_host,
-        groups,
-        received,
-        batch,
-        flops_of(traced.jaxpr, devices if _is_cut(noted) else 1),
+        name=traced.fun_name,
+        devices=devices,
+        on_host=on_host,
+        state=groups,
+        received=received,
+        batch=batch,
+        flops=flops_of(traced.jaxpr, devices if _is_cut(noted) else 1),
     )
     try:
         program = traced.lower().compile(machine.options or None)

@@ -17,7 +17,9 @@ from typing import Any
 import jax
 
 # Groups of arguments that other devices send for the step.
-RECEIVED = COPIES, GRADIENTS = "copies of variables", "gradients"
+COPIES = "copies of variables"
+GRADIENTS = "gradients"
+RECEIVED = (COPIES, GRADIENTS)
 # Takes a program's arguments; returns groups of them by name. One is the batch.
 Names = Callable[..., Mapping[str, Any]]
 # Takes a program's described results; returns those that its caller gets.

@@ -29,7 +29,8 @@ _COMPILERS = {
 }
 # Slices of other sizes have hosts of four chips.
 _ON_ONE_HOST = {
-    (kind, sides) for kind in ("v5e", "v6e") for sides in ((1, 1), (2, 4))
+    *((kind, sides) for kind in ("v5e", "v6e") for sides in ((1, 1), (2, 4))),
+    *((kind, (1, 1, 1)) for kind in ("v5p", "tpu7x")),
 }
 _NO_TUNING = {"xla_gpu_autotune_level": "0"}  # it would run kernels
 _HOPPER = {
@@ -100,8 +101,8 @@ def machine_of(target: Target) -> Machine:
     except Exception as error:  # the compilers raise several kinds
         raise DeviceError(
             f"JAX's compiler does not know the target {target}. It says: "
-            f"{error} Expected: a target of `keras-dist plan --target list`, "
-            "and the compilers that this version of JAX asks for."
+            f"{error} Expected: the compilers for JAX {jax.__version__}. "
+            "Install them with: pip install 'keras-dist[targets]'."
         ) from error
     by_host: dict[int, list[Any]] = {}
     for device in found:
@@ -133,7 +134,7 @@ def _bounds(target: Target) -> dict[str, Any]:
     """Returns the chips of a host, where they are not four as elsewhere."""
     if (target.kind.name, target.sides) not in _ON_ONE_HOST:
         return {}
-    return {"chips_per_host_bounds": [*target.sides, 1]}
+    return {"chips_per_host_bounds": [*target.sides, 1][:3]}
 
 
 @contextlib.contextmanager

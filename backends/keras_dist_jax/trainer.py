@@ -177,10 +177,10 @@ class Trainer:
             received = "run_eagerly=True or jit_compile=False"
             expected = "a model that was compiled without them"
             layers = internals.layers_without_jit(running.model)
-            if layers:
+            if layers and not running.model.run_eagerly:
                 names = ", ".join(f"'{layer.name}'" for layer in layers)
                 received = f"layers that Keras does not compile: {names}"
-                expected = "a model without them; use them on the data before"
+                expected = "a model without them. Apply them to the data before"
             raise UnsupportedModelError(
                 f"Model '{running.model.name}' runs its steps operation by "
                 "operation, so there is nothing to compile. Received: "

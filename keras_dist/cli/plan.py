@@ -226,6 +226,8 @@ def _compile(
 
     console = Console(highlight=False)
     if name.lower() == "list":
+        if json is not None:
+            fail("--json: --target list prints a table. Leave --json out.")
         show_targets(console)
         return
     if model is None:
@@ -273,7 +275,7 @@ def _check_own_types(dtype: str | None, slots: int | None) -> None:
 
 
 def _is_stdout(json: pathlib.Path | None) -> bool:
-    return json is not None and str(json) == "-"
+    return str(json) == "-"
 
 
 def _stdout_kept_for(

@@ -16,10 +16,8 @@ VARIABLE_BYTES = {
     "mixed_bfloat16": 4,
 }
 
-# Optimizers of Keras whose slots depend on the variables' shapes.
-SLOTS_BY_SHAPE = ("adafactor", "muon")
-# Slots with the shape of their variable that Keras' other optimizers make by
-# default.
+# Slots with the shape of their variable that Keras' optimizers make by default.
+# Adafactor and Muon are missing: their slots depend on the variables' shapes.
 SLOTS = {
     "adadelta": 2,
     "adagrad": 1,
@@ -81,17 +79,11 @@ def load_of_parameters(
     if dtype not in VARIABLE_BYTES:
         raise ValueError(_unknown("dtype policy", dtype, list(VARIABLE_BYTES)))
     name = optimizer.lower().replace("_", "").replace("-", "")
-    if slots is None and name in SLOTS_BY_SHAPE:
-        raise ValueError(
-            f"How many slots {optimizer} makes depends on the shapes of the "
-            "variables. Name a model, or say how many slots it makes for each "
-            "parameter."
-        )
     if slots is None and name not in SLOTS:
         raise ValueError(
-            _unknown("optimizer", optimizer, list(SLOTS))
-            + " For another optimizer, say how many slots it makes for "
-            "each parameter, or name a model."
+            f"The slots of this optimizer are not known. Received: "
+            f"{optimizer!r}. Expected: one of {', '.join(SLOTS)}; or --slots, "
+            "how many numbers it keeps for each parameter; or --model."
         )
     count = SLOTS[name] if slots is None else slots
     each = VARIABLE_BYTES[dtype]

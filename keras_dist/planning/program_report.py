@@ -12,6 +12,7 @@ from rich.text import Text
 from keras_dist.planning import tables
 from keras_dist.planning.programs import CompiledProgram
 from keras_dist.planning.targets import KINDS
+from keras_dist.planning.targets import SLICES
 from keras_dist.planning.targets import Target
 from keras_dist.planning.targets import TargetKind
 
@@ -90,7 +91,7 @@ def show_targets(console: Console) -> None:
         ("Such as", tables.WORD),
     )
     for kind in KINDS.values():
-        shape = "4x4" if kind.name in ("v5e", "v6e") else "2x2x2"
+        shape = "2x2x2" if "2x2x2" in SLICES.get(kind.name, ()) else "4x4"
         names = (
             [kind.name] * 2 if kind.platform == "gpu" else [kind.name, shape]
         )
@@ -111,7 +112,7 @@ def _kind_of(program: CompiledProgram, target: Target) -> TargetKind:
 def _terms(program: CompiledProgram) -> dict[str, int]:
     return {
         **program.state,
-        **program.received,
+        **{f"{name}, received": n for name, n in program.received.items()},
         "batch": program.batch,
         "padding": program.padding,
         "results": program.outputs,
@@ -173,10 +174,6 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
                 f"JAX takes {_TAKEN:.0%} of a GPU's memory at the start. Set "
                 "XLA_PYTHON_CLIENT_MEM_FRACTION to a larger part."
             )
-    for name, num_bytes in program.received.items():
-        where = "the host" if program.on_host else "each device"
-        size = tables.bytes_text(num_bytes)
-        yield f"In a step, {where} receives {size} of {name}."
     if program.to_host:
         yield f"Exchanges of values with the host in a step: {program.to_host}."
     if program.flops:

@@ -39,16 +39,17 @@ class CompiledProgram:
         received: Mapping from a group of values that other devices send for
             the step, such as `"gradients"`, to their bytes.
         batch: Integer, bytes of the rows that it is given.
-        padding: Integer, bytes that the device's memory adds to its arguments.
+        flops: Integer, floating-point operations of matrix products and
+            convolutions, on average. Of the branches of a condition, the one
+            with the most counts.
+        padding: Integer, bytes that its arguments take beyond their sizes, as a
+            TPU pads arrays.
         outputs: Integer, bytes of new results.
         aliased: Integer, bytes of results that take the place of the state.
         temporary: Integer, bytes for values in between.
         peak: Integer, bytes at the fullest moment.
         collectives: Tuple of `Collective`.
         to_host: Integer, how many times it exchanges values with the host.
-        flops: Integer, floating-point operations of matrix products and
-            convolutions, on average. Of the branches of a condition, the one
-            with the most counts.
         seconds: Float, how long it was compiled.
         refusal: String, why the compiler refused the program: it is too large
             for the device. What only the compiler knows is 0 then.

@@ -152,9 +152,8 @@ def show(
         "variables. Not counted: "
         + ("" if activations else "activations, ")
         + "metrics, buffers of the framework, copies that mixed precision "
-        "makes. The numbers for what is sent are the least possible. With a "
-        "mixed policy, JAX's compilers for accelerators may sum gradients in "
-        "16 bits, which is half of that."
+        "makes. The numbers for what is sent are the least possible, if "
+        "gradients are summed in the type of the variables."
     )
 
 

@@ -28,12 +28,12 @@ from keras_dist.planning.estimates import Memory
 from keras_dist.planning.estimates import Transfer
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
-_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-_OF_BYTES = {
-    f"{prefix}{rest}": base ** (index + 1)
-    for rest, base in (("", 1e3), ("b", 1e3), ("i", 1024.0), ("ib", 1024.0))
-    for index, prefix in enumerate("kmgtp")
-} | {"": 1.0, "b": 1.0}
+_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_OF_BYTES = {"": 1.0} | {
+    prefix + binary: base**power
+    for power, prefix in enumerate("kmgtp", 1)
+    for binary, base in (("", 1e3), ("i", 1024.0))
+}
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([a-z]*)", re.IGNORECASE)
 _MOST = 1e18
 _NAME = re.compile(r"(.*\D)(\d+)")
@@ -79,7 +79,7 @@ def read_number(text: str) -> int:
 
 def read_bytes(text: str) -> int:
     """Reads a number of bytes as people write it: `20e9`, `20G`, `512 MiB`."""
-    number = _read(text, _OF_BYTES)
+    number = _read(text.strip().lower().removesuffix("b"), _OF_BYTES)
     if number is None:
         raise ValueError(
             "A number of bytes from 1 to 1e18 could not be read. Received: "

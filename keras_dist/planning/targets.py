@@ -41,14 +41,17 @@ KINDS = {
     )
 }
 _MOST_DEVICES = 10_000
-# The slices that are offered: of TPUs whose chips lie in a plane, all; of
-# others the small ones. Larger ones have sides that are multiples of 4.
-_IN_A_PLANE = ("v5e", "v6e")
-_PLANES = (
-    *((1, 1), (2, 2), (2, 4), (4, 4)),
-    *((4, 8), (8, 8), (8, 16), (16, 16)),
-)
-_SMALL_CUBES = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))
+# The slices of TPUs whose chips lie in a plane, and the small ones of others.
+# Larger ones have sides that are multiples of 4.
+_PLANES = ["1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"]
+_CUBES = ["2x2x1", "2x2x2", "2x2x4", "2x4x4"]
+SLICES = {
+    "v4": _CUBES,
+    "v5e": _PLANES,
+    "v5p": ["1x1x1", *_CUBES],
+    "v6e": _PLANES,
+    "tpu7x": ["1x1x1", *_CUBES],
+}
 _NAME = re.compile(r"([a-z0-9]+):([1-9]\d*(?:x[1-9]\d*)*)", re.IGNORECASE)
 
 
@@ -106,22 +109,17 @@ def read_target(text: str) -> Target:
 
 
 def _check_slice(text: str, kind: TargetKind, sides: tuple[int, ...]) -> None:
-    if kind.name in _IN_A_PLANE:
-        names = ["x".join(map(str, each)) for each in _PLANES]
-        is_offered = sides in _PLANES
-        what = f"one of {', '.join(names)}"
-    else:
+    known = SLICES[kind.name]
+    is_known = "x".join(map(str, sides)) in known
+    expected = f"one of {', '.join(known)}"
+    if known is not _PLANES:
+        expected += (
+            ", or three multiples of 4, the smallest first, such as 4x4x8"
+        )
         is_large = len(sides) == 3 and not any(side % 4 for side in sides)
-        is_offered = sides in _SMALL_CUBES or (
-            is_large and list(sides) == sorted(sides)
-        )
-        names = ["x".join(map(str, each)) for each in _SMALL_CUBES]
-        what = (
-            f"one of {', '.join(names)}, or three multiples of 4, the smallest "
-            "first, such as 4x4x8"
-        )
-    if not is_offered:
+        is_known |= is_large and list(sides) == sorted(sides)
+    if not is_known:
         raise ValueError(
             f"--target {text}: there is no such slice of {kind.title}. "
-            f"Expected: {what}."
+            f"Expected: {expected}."
         )

@@ -45,12 +45,14 @@ def function_of(spec: str) -> Callable[[], Any]:
     return checked
 
 
-def called(spec: str, function: Callable[[], Any]) -> Any:
-    """Calls the user's function and returns its result."""
+def called(
+    spec: str, function: Callable[[], Any], what: str = "the function"
+) -> Any:
+    """Calls the user's code and returns its result; `what` is for errors."""
     try:
         return function()
     except (Exception, SystemExit) as error:
-        _fail(spec, "the function", error)
+        _fail(spec, what, error)
 
 
 def told(error: BaseException) -> str:

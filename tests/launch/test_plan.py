@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import keras_dist
+from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.jobs.plan import load_of_named
 from keras_dist.cli.main import app
 from keras_dist.errors import UnsupportedModelError
@@ -27,7 +28,7 @@ BACKEND = keras.backend.backend()
 @pytest.fixture
 def invoke(monkeypatch):
     """Runs the command in this process."""
-    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+    for name in CPU_ONLY:
         monkeypatch.setenv(name, "")  # what the command sets is set back
     monkeypatch.setenv("KERAS_BACKEND", BACKEND)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -85,6 +86,8 @@ def module(tmp_path, monkeypatch):
         "        self.dense = keras.layers.Dense(3)\n"
         "    def call(self, x):\n"
         "        return self.dense(x)\n"
+        "def with_other_data():\n"
+        "    return Own(), {'a': np.ones((2, 5))}\n"
         "def with_data():\n"
         "    return Own(), np.ones((2, 5)), np.ones((2, 3))\n"
         "number = 3\n"
@@ -292,8 +295,7 @@ def test_numbers_go_to_a_file_beside_the_tables(invoke, tmp_path):
         (("--params", "0"), "'0'"),
         (("--params", "1e999"), "'1e999'"),
         (("--params", "1", "--dtype", "int3"), "'int3'"),
-        (("--params", "1", "--optimizer", "muon"), "how many slots"),
-        (("--params", "1", "--optimizer", "Muon"), "depends on the shapes"),
+        (("--params", "1", "--optimizer", "muon"), "are not known"),
         (("--params", "1", "--activations", "some"), "20GiB"),
         (("--params", "1", "--backend", "mxnet"), "no backend 'mxnet'"),
         (("--params", "1", "--devices", "0"), "--devices"),
@@ -335,6 +337,12 @@ def test_bad_options_are_errors_that_say_so(invoke, arguments, message):
 def test_data_builds_a_model(module, planned):
     found = planned("--model", f"{module}:with_data")
     assert found["load"]["trainable"] == 4 * (5 * 3 + 3)
+
+
+def test_data_that_a_model_can_not_take_is_an_error(invoke, module):
+    result = invoke("--model", f"{module}:with_other_data")
+    assert result.exit_code == 2
+    assert "the model, called on `x`, failed" in " ".join(result.stderr.split())
 
 
 def test_what_a_function_prints_is_no_part_of_the_json(module, invoke):

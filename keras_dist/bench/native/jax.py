@@ -31,7 +31,7 @@ from keras_dist_jax.layout import jax_devices
 # The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
 
-# Under a distribution, `train_on_batch` of older ones fails without weights.
+# Under a distribution, Keras 3.14's `train_on_batch` fails without weights.
 _NEEDS_NO_WEIGHTS = Version("3.15.0.dev0")
 
 # Defaults of Keras' Adam.
@@ -231,10 +231,10 @@ class JaxNativeWorkers(NativeWorkers):
     text = (
         "`train_on_batch` under keras.distribution.DataParallel over the "
         "devices of all processes; each takes its rows of NumPy batches. "
-        "Before each step it resets metrics, and workers wait for each other "
-        "to do so. Keras 3.14 also gets sample weights of 1, without which it "
-        "fails there. Jit: a Keras model in jax.jit, written by hand, on "
-        "arrays with NamedSharding over all processes' devices."
+        "From Keras 3.15, it resets metrics before each step, and workers "
+        "wait for each other to do so. Keras 3.14 gets sample weights of 1, "
+        "because it fails without them. Jit: a Keras model in jax.jit, written "
+        "by hand, on arrays with NamedSharding over all processes' devices."
     )
 
     def __init__(self, workers: Workers) -> None:

@@ -35,7 +35,9 @@ def load_of_named(
         if isinstance(model, tuple) and model:
             model, *data = model
             if data and isinstance(model, keras.Model) and not model.built:
-                model(like_data(name, "x", _ROWS, data[0]))
+                x = like_data(name, "x", _ROWS, data[0])
+                call = functools.partial(model, x)
+                called(name, call, "the model, called on `x`,")
         check_built(model)
         used = _optimizer(model, optimizer)
         if is_sharded:

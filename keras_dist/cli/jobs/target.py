@@ -111,8 +111,7 @@ def _model_of(
         raise ValueError(
             f"--model {spec}: the function returns the wrong number of values. "
             f"Received: a tuple of {kinds}. Expected: a model, or a tuple "
-            "(model, x, y), whose last part may be missing, or followed by "
-            "sample weights."
+            "(model, x), (model, x, y) or (model, x, y, sample_weight)."
         )
     while data and data[-1] is None:
         data.pop()
@@ -151,10 +150,9 @@ def _inputs_of(spec: str, model: keras.Model, rows: int) -> Any:
     texts = [leaf for leaf in leaves if not is_numeric(str(leaf.dtype))]
     if texts:
         raise ValueError(
-            f"--model {spec}: JAX compiles no text. Received: the input "
+            f"--model {spec}: JAX has no arrays of text. Received: the input "
             f"'{texts[0].name}' of dtype {texts[0].dtype}. Expected: inputs of "
-            "numbers. Use the layers that read text in the data pipeline, and "
-            "make the model without them."
+            "numbers. Move the layers that read text to the data pipeline."
         )
     return keras.tree.map_structure(lambda i: rows_like(i, rows), inputs)
 
