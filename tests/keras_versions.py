@@ -14,6 +14,9 @@ _is_3_16 = _version >= Version("3.16.0.dev0")
 
 # Keras 3.14 takes a batch of the data ahead of the step, also on the CPU.
 READS_AHEAD = _backend == "jax" and _is_3_14
+# On TensorFlow, a step that finds no more data counts in plain Keras' mean of
+# an output's loss, as one more step with a loss of 0.
+COUNTS_THE_END = _backend == "tensorflow" and not _is_3_16
 # Keras 3.14's `train_on_batch` does not set metrics to zero.
 RESETS_METRICS = not _is_3_14
 # Whether a model may have several steps in one execution.
