@@ -20,7 +20,6 @@ BATCH = "batch"
 
 def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
     """Compiles a program and returns what it does."""
-    start = time.monotonic()
     traced = noted.traced
     groups = {
         name: sum(map(_bytes_on_a_device, jax.tree.leaves(arrays)))
@@ -43,6 +42,7 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
         batch=batch,
         flops=flops_of(traced.jaxpr, devices if _is_cut(noted) else 1),
     )
+    start = time.monotonic()
     try:
         program = traced.lower().compile(machine.options or None)
     except jax.errors.JaxRuntimeError as error:

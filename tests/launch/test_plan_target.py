@@ -111,6 +111,12 @@ def alone():
     return model, np.ones((2, 6))
 
 
+def lamb():
+    model = wide()
+    model.compile(keras.optimizers.Lamb(), "mse")
+    return model
+
+
 def talkative():
     print("building")
     model = wide()
@@ -365,6 +371,16 @@ def test_tables_say_what_the_json_has(invoke, planned):
 def test_models_that_can_not_be_compiled(refused, model, words):
     spec = f"models_for_targets:{model}"
     assert words in refused("--model", spec, "--target", "cpu:2")
+
+
+@ON_JAX
+def test_the_users_line_is_named_and_not_one_of_keras_dist(refused):
+    words = refused(
+        *("--model", "models_for_targets:lamb", "--target", "cpu:2"),
+        *("--optimizer-state", "sharded"),
+    )
+    assert "models_for_targets.py, line" in words
+    assert "norms of each whole variable" in words
 
 
 @pytest.mark.runs_on("torch")
