@@ -137,6 +137,14 @@ def hygiene():
     assert not left, f"The test left threads behind: {left}"
 
 
+@pytest.fixture
+def all_are_large(monkeypatch):
+    """Shards variables of any size, so that small models will do."""
+    from keras_dist_jax import shards
+
+    monkeypatch.setattr(shards, "LEAST_ELEMENTS", 1)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _fresh_keras_session():
     yield

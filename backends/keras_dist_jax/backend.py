@@ -21,7 +21,7 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import CompilesForTargets
-from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
@@ -55,9 +55,7 @@ runtime_internals.check()
 register_trees()
 
 
-class JaxBackend(
-    Backend, CompilesForTargets, Differentiates, ShardsOptimizerState
-):
+class JaxBackend(Backend, CompilesForTargets, Differentiates, ShardsVariables):
     """JAX on the devices of its default platform, and on the CPU's."""
 
     def __init__(self) -> None:

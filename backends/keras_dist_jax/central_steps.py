@@ -178,12 +178,10 @@ class CentralTrainer(Trainer):
 
     running: CentralRunning
 
-    def _step(
-        self, fn: StepFn, trains: bool = False, gather: bool = False
-    ) -> FitStep:
-        if trains and internals.compiles(self.running.model):
-            return CentralStep(self.running, fn)
-        return super()._step(fn, trains, gather)
+    def _step(self, name: str, gather: bool = False) -> FitStep:
+        if name == "train_step" and internals.compiles(self.running.model):
+            return CentralStep(self.running, self._stateless(name))
+        return super()._step(name, gather)
 
 
 class CentralStep(FitStep):

@@ -14,6 +14,7 @@ from keras_dist.plugin.home import Home
 from keras_dist.plugin.home import ShardedHome
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import sharded_steps
 from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 
@@ -77,8 +78,8 @@ class CentralHome(Home):
         return lend(self.variable, self._readers[index])
 
 
-class SlotHome(JaxHome, ShardedHome):
-    """The home of an optimizer's variable, sharded over the replicas."""
+class JaxShardedHome(JaxHome, ShardedHome):
+    """The home of a variable that is sharded over the replicas."""
 
     @property
     def is_split(self) -> bool:
@@ -99,6 +100,9 @@ class SlotHome(JaxHome, ShardedHome):
     def settle(self) -> None:
         shards.split(self.variable, self._layout)
         super().settle()
+
+    def used(self, value: Any) -> Any:
+        return sharded_steps.used(self.variable, value)
 
     def whole(self) -> Any:
         return shards.value_of(self.variable)

@@ -1,5 +1,6 @@
-"""Variables of optimizers whose arrays are sharded over the replicas."""
+"""Variables whose arrays are sharded over the replicas."""
 
+import math
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ STORED = "_keras_dist_stored"
 _SHARDS = "_keras_dist_shards"
 # Set on variables that an optimizer has for one that it updates.
 _SLOT = "_keras_dist_is_slot"
+# With fewer elements, a variable is not worth a collective.
+LEAST_ELEMENTS = 1024
 
 
 class Shards:
@@ -127,6 +130,17 @@ def mark_slot(variable: keras.Variable) -> None:
 def is_slot(variable: keras.Variable) -> bool:
     """Tells whether an optimizer has the variable for another of its shape."""
     return _SLOT in vars(variable)
+
+
+def is_large(variable: keras.Variable) -> bool:
+    """Tells whether a variable's shape is worth sharding."""
+    shape = variable.shape
+    is_known = shape is not None and None not in shape
+    return (
+        is_known
+        and variable.synchronization != "on_read"
+        and math.prod(shape) >= LEAST_ELEMENTS
+    )
 
 
 def is_sharded(variable: keras.Variable) -> bool:

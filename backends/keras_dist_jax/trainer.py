@@ -7,6 +7,7 @@ Keras' trainer on JAX wants `train_step(state, data)`.
 import functools
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -120,7 +121,8 @@ class Trainer:
     def __init__(
         self,
         running: Running,
-        shard: Callable[[keras.Model, StepFn], StepFn] | None = None,
+        shard: Callable[[keras.Model, StepFn, Sequence[str]], StepFn]
+        | None = None,
     ) -> None:
         self.running = running
         self._shard = shard
@@ -152,8 +154,7 @@ class Trainer:
         if getattr(model, name) is None or force:
             predicts = kind == "predict"
             step = self._step(
-                self._stateless(f"{kind}_step"),
-                trains=kind == "train",
+                f"{kind}_step",
                 # Keras concatenates the outputs of several steps on the
                 # devices.
                 gather=predicts and model.steps_per_execution > 1,
@@ -186,7 +187,7 @@ class Trainer:
                 "operation, so there is nothing to compile. Received: "
                 f"{received}. Expected: {expected}."
             )
-        step = self._step(self._stateless("train_step"), trains=True)
+        step = self._step("train_step")
         state = running.begin(
             internals.STATE_GROUPS, take_away=False, donate=True
         )
@@ -215,13 +216,12 @@ class Trainer:
             and internals.compiles(self.running.model),
         )
 
-    def _step(
-        self, fn: StepFn, trains: bool = False, gather: bool = False
-    ) -> FitStep:
-        running, is_sharded = self.running, False
-        layout = running.layout
-        if trains and self._shard is not None:
-            fn, is_sharded = self._shard(running.model, fn), True
+    def _step(self, name: str, gather: bool = False) -> FitStep:
+        running, fn = self.running, self._stateless(name)
+        layout, trains = running.layout, name == "train_step"
+        is_sharded = self._shard is not None
+        if self._shard is not None:
+            fn = self._shard(running.model, fn, _GROUPS[name])
         keep = changed_values(fn)
         if not internals.compiles(running.model):
             return FitStep(running, layout.eager(keep), eager=True)

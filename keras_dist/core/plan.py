@@ -59,6 +59,8 @@ class Plan:
             of `variable_devices`, which every replica reads.
         shards_optimizer: Boolean, true if each replica keeps only its shard
             of the optimizer's state.
+        shards_variables: Boolean, true if each replica keeps only its shard
+            of each large variable, those of optimizers included.
     """
 
     replicas: tuple[tuple[Device, ...], ...]
@@ -66,6 +68,7 @@ class Plan:
     cluster: Cluster | None = None
     is_central: bool = False
     shards_optimizer: bool = False
+    shards_variables: bool = False
 
     @property
     def is_one_device(self) -> bool:
@@ -114,14 +117,17 @@ class Plan:
         return self.variable_devices if self.is_central else ()
 
     @property
-    def slot_parts(self) -> int:
-        """The number of parts that an optimizer's slot is split into."""
-        return self.num_replicas if self.shards_optimizer else 1
+    def shards(self) -> bool:
+        """True if each replica keeps only its shard of some variables."""
+        is_asked = self.shards_optimizer or self.shards_variables
+        return is_asked and self.num_replicas > 1
 
     def __str__(self) -> str:
         """Returns the devices, and the ways of storage that are not usual."""
         text = ", ".join(map(str, self.devices))
-        if self.shards_optimizer:
+        if self.shards_variables:
+            text += ", with sharded variables"
+        elif self.shards_optimizer:
             text += ", with a sharded optimizer state"
         if self.keepers:
             names = ", ".join(map(str, self.keepers))

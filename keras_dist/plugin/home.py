@@ -90,7 +90,7 @@ class Home(ABC):
 
 
 class ShardedHome(Home):
-    """The home of an optimizer's variable of which each device has a part."""
+    """The home of a variable of which each device has a part."""
 
     kind = "sharded"
 
@@ -98,6 +98,13 @@ class ShardedHome(Home):
     @abstractmethod
     def is_split(self) -> bool:
         """True if the devices have their parts, false for a whole value."""
+
+    def used(self, value: Any) -> Any:
+        """Returns the value that a layer computes with, given the variable's.
+
+        Inside of a program, the variable's value may be in parts.
+        """
+        return value
 
     @abstractmethod
     def whole(self) -> Any:

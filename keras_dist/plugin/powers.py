@@ -1,4 +1,4 @@
-"""The choice of an executor, and the interfaces of a sharded state."""
+"""The choice of an executor, and the interfaces of sharded variables."""
 
 import contextlib
 from abc import ABC
@@ -21,6 +21,13 @@ class ShardsOptimizerState(ABC):
     @abstractmethod
     def sharded_executor(self, plan: Plan) -> Executor:
         """Creates an executor that shards the variables of optimizers."""
+
+
+class ShardsVariables(ShardsOptimizerState):
+    """A `Backend` whose executors can shard all large variables.
+
+    Its `sharded_executor` does, for a plan with `shards_variables`.
+    """
 
 
 class CompilesForTargets(ABC):
@@ -63,8 +70,8 @@ class UpdatesParts(ABC):
 
 
 class KeepsParts(ABC):
-    """An executor that keeps only shards of an optimizer's variables. All
-    workers enter its contexts together, with the same variables."""
+    """An executor that keeps only shards of some variables. All workers enter
+    its contexts together, with the same variables."""
 
     @abstractmethod
     def readable_by_chief(
@@ -85,7 +92,7 @@ def executor_of(plan: Plan) -> Executor:
     backend = get_backend()
     if plan.is_central and not plan.is_one_device:
         return backend.central_executor(plan)
-    if plan.slot_parts > 1:
+    if plan.shards:
         assert isinstance(backend, ShardsOptimizerState)
         return backend.sharded_executor(plan)
     return backend.executor(plan)
@@ -93,18 +100,35 @@ def executor_of(plan: Plan) -> Executor:
 
 def check_optimizer_state(optimizer_state: str) -> bool:
     """Returns true for `"sharded"` and false for `"mirrored"`."""
-    if optimizer_state not in ("mirrored", "sharded"):
+    return _is_sharded(
+        "optimizer_state",
+        optimizer_state,
+        "an optimizer's variables",
+        ShardsOptimizerState,
+        "'jax' or 'torch'",
+    )
+
+
+def check_variables(variables: str) -> bool:
+    """Returns true for `"sharded"` and false for `"mirrored"`."""
+    return _is_sharded(
+        "variables", variables, "variables", ShardsVariables, "'jax'"
+    )
+
+
+def _is_sharded(
+    argument: str, value: Any, what: str, power: type, backends: str
+) -> bool:
+    if value not in ("mirrored", "sharded"):
         raise ValueError(
-            "`optimizer_state` must say where an optimizer's variables are. "
-            f"Received: {optimizer_state!r}. Expected: 'mirrored' or "
-            "'sharded'."
+            f"`{argument}` must say where {what} are. Received: {value!r}. "
+            "Expected: 'mirrored' or 'sharded'."
         )
-    shards = optimizer_state == "sharded"
-    if shards and not isinstance(get_backend(), ShardsOptimizerState):
+    if value == "sharded" and not isinstance(get_backend(), power):
         raise ValueError(
-            f"The backend '{keras.backend.backend()}' keeps a copy of the "
-            "optimizer's variables on each replica. Received: "
-            "optimizer_state='sharded'. Expected: 'mirrored', or a backend "
-            "that can shard it ('jax' or 'torch'), chosen with KERAS_BACKEND."
+            f"The backend '{keras.backend.backend()}' keeps a copy of {what} "
+            f"on each replica. Received: {argument}='sharded'. Expected: "
+            f"'mirrored', or a backend that can shard them ({backends}), "
+            "chosen with KERAS_BACKEND."
         )
-    return shards
+    return bool(value == "sharded")

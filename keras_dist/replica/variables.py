@@ -206,7 +206,7 @@ class CentralVariable(MirroredVariable):
 
 
 class ShardedVariable(MirroredVariable):
-    """An optimizer's variable in parts, joined when read, split when assigned.
+    """A variable in parts, joined when read, split when assigned.
     With several workers, all of them have to read it together."""
 
     @property
@@ -214,6 +214,10 @@ class ShardedVariable(MirroredVariable):
         """The place where the parts rest."""
         home: ShardedHome = self.distribute_strategy.executor.home(self)
         return home
+
+    @property
+    def value(self) -> Any:
+        return self.home.used(super().value)
 
     @property
     def _value(self) -> Any:

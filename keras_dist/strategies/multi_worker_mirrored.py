@@ -15,6 +15,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import check_optimizer_state
+from keras_dist.plugin.powers import check_variables
 from keras_dist.plugin.randomness import share_random_state
 from keras_dist.plugin.workers import note_joined
 from keras_dist.plugin.workers import watch_exceptions
@@ -29,14 +30,19 @@ class MultiWorkerStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         optimizer_state: str = "mirrored",
+        variables: str = "mirrored",
     ) -> None:
         shards_optimizer = check_optimizer_state(optimizer_state)
+        shards_variables = check_variables(variables)
         reason = ""
         if cluster_resolver is None:
             cluster_resolver, reason = detect()
         self._cluster_resolver = cluster_resolver
         plan = multi_worker_plan(
-            cluster_resolver, communication_options, shards_optimizer
+            cluster_resolver,
+            communication_options,
+            shards_optimizer,
+            shards_variables,
         )
         super().__init__(plan)
         workers = self.executor.workers
@@ -68,13 +74,18 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
             variables on each device, or `"sharded"`: each replica of all
             workers keeps and updates its shard. Reading a sharded variable is
             a collective, so all workers have to read it.
+        variables: String, `"mirrored"` for a copy of each variable on each
+            device, or `"sharded"`: each replica of all workers keeps only its
+            shard of variables of at least 1,024 elements, those of the
+            optimizer included. A layer gets the whole value while it computes.
+            Elsewhere, all workers have to read such a variable together.
 
     Raises:
         ClusterError: If the workers can't be determined or can't be reached.
         WorkerLostError: If not all workers connect in time.
         RuntimeError: If the framework has been used already.
-        ValueError: If `optimizer_state` is any other value, or if the backend
-            can't shard it.
+        ValueError: If `optimizer_state` or `variables` is any other value, or
+            if the backend can't shard them.
 
     Example:
 
@@ -94,6 +105,7 @@ def multi_worker_plan(
     resolver: ClusterResolver | None,
     options: CommunicationOptions | None,
     shards_optimizer: bool = False,
+    shards_variables: bool = False,
 ) -> Plan:
     """Joins the cluster, if any, and plans a replica on each device."""
     # TensorFlow's own resolvers work too: they have the same methods.
@@ -122,6 +134,7 @@ def multi_worker_plan(
         devices,
         cluster,
         shards_optimizer=shards_optimizer,
+        shards_variables=shards_variables,
     )
 
 

@@ -19,6 +19,7 @@ from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import Placement
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.front_end import bound
+from keras_dist.plugin.home import Home
 from keras_dist.replica.on_read import SyncOnReadVariable
 
 GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -139,7 +140,7 @@ def placement_of(plan: Plan) -> Placement:
         devices=tuple(map(str, plan.devices)),
         keepers=tuple(map(str, plan.keepers)),
         num_workers=plan.num_workers,
-        is_sharded=plan.slot_parts > 1,
+        is_sharded=plan.shards,
     )
 
 
@@ -164,7 +165,11 @@ def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
     """Returns a row for each variable of a model."""
     binding = bound(model)
     if binding is None:
-        kept, plan = _kept_without_strategy(), None
+        kept = _kept_without_strategy()
+
+        def kind(variable: keras.Variable) -> str:
+            return "plain"
+
     else:
         home, plan = binding.strategy.executor.home, binding.strategy.plan
 
@@ -172,34 +177,31 @@ def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
             found: dict[Device, int] = home(variable).bytes_kept()
             return found
 
-    groups = grouped(model)
-    slots = slots_of(groups["trainable"], groups["optimizer"])
-    are_slots = {id(slot) for slot in slots}
+        def kind(variable: keras.Variable) -> str:
+            return _kind(plan, variable, home(variable))
+
     return tuple(
         VariableRow(
             group,
             variable.path,
             tuple(variable.shape),
             keras.backend.standardize_dtype(variable.dtype),
-            _kind(plan, variable, id(variable) in are_slots),
+            kind(variable),
             num_bytes(variable),
             tuple((str(name), n) for name, n in kept(variable).items()),
         )
-        for group, variables in groups.items()
+        for group, variables in grouped(model).items()
         for variable in variables
     )
 
 
-def _kind(plan: Plan | None, variable: keras.Variable, is_slot: bool) -> str:
-    if plan is None:
-        return "plain"
+def _kind(plan: Plan, variable: keras.Variable, home: Home) -> str:
     if isinstance(variable, SyncOnReadVariable):
         return "on-read"
     if plan.keepers:
         return "central"
-    if is_slot and plan.slot_parts > 1:
-        return "sharded"
-    return "mirrored" if plan.num_replicas > 1 else "one copy"
+    is_alone = plan.num_replicas == 1 and home.kind == "mirrored"
+    return "one copy" if is_alone else home.kind
 
 
 def _kept_without_strategy() -> Callable[[keras.Variable], dict[Device, int]]:

@@ -45,6 +45,13 @@ def sharded(num_replicas):
     )
 
 
+def sharded_variables(num_replicas):
+    """A `MirroredStrategy` that shards all variables."""
+    return keras_dist.MirroredStrategy(
+        devices(num_replicas), variables="sharded"
+    )
+
+
 def scope(num_replicas, make=None):
     """The scope of a strategy; of nothing, with `None`, for plain Keras."""
     if num_replicas is None or PLAIN_ONLY:

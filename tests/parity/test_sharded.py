@@ -55,7 +55,7 @@ def test_what_can_not_be_cut_is_refused(case):
 
 @pytest.mark.skipif(SHARDS, reason="This backend has it: tested above.")
 def test_the_error_says_which_backends_have_it():
-    with pytest.raises(ValueError, match="a backend that can shard it"):
+    with pytest.raises(ValueError, match="a backend that can shard them"):
         sharded(2)
     with pytest.raises(ValueError, match=keras.backend.backend()):
         keras_dist.MultiWorkerMirroredStrategy(optimizer_state="sharded")

@@ -1,0 +1,264 @@
+"""Steps and updates of sharded variables: Keras' own, which the compiler
+divides over the replicas."""
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+
+from keras_dist.core.context import replaced
+from keras_dist.core.plan import Plan
+from keras_dist.replica.adoption import adopt_slot
+from keras_dist.replica.scopes import Recording
+from keras_dist.sharding.sharded_optimizer import check_variables
+from keras_dist.sharding.supported import check_optimizer
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import shards
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import StepFn
+from keras_dist_jax.optimizer_calls import Updates
+from keras_dist_jax.shards import Shards
+
+
+class Sharding:
+    """Which variables a plan shards, and the steps that use them."""
+
+    def __init__(self, plan: Plan, layout: Layout) -> None:
+        self._plan = plan
+        self._layout = layout
+
+    def has(self, variable: keras.Variable) -> bool:
+        """Tells whether each replica keeps only its shard of a variable."""
+        if shards.is_slot(variable):
+            return True
+        return self._plan.shards_variables and shards.is_large(variable)
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        """Notes that an optimizer made a variable for a reference one."""
+        is_alike = variable.shape == reference.shape
+        if self._plan.shards_optimizer and is_alike:
+            shards.mark_slot(variable)
+
+    def shard_state(self, optimizer: Any) -> None:
+        """Shards the variables that a built optimizer has for others."""
+        if not self._plan.shards_optimizer:
+            return
+        check_optimizer(optimizer)
+        trained = internals.trained_by(optimizer)
+        check_variables(trained)
+        shapes = {tuple(variable.shape) for variable in trained} - {()}
+        for variable in optimizer.variables:
+            if tuple(variable.shape) in shapes:
+                shards.mark_slot(variable)
+            if shards.is_slot(variable):
+                adopt_slot(variable, trained[0])
+                shards.split(variable, self._layout)
+
+    def step(
+        self, model: keras.Model, step: StepFn, groups: Sequence[str]
+    ) -> StepFn:
+        """Makes a step of sharded state from one of whole variables."""
+        known = weakref.ref(model)
+        trains = "optimizer_variables" in groups
+        if trains:
+            self._shard_built(internals.optimizers_of(model))
+
+        def run(state: Any, data: Any) -> tuple[Any, Any]:
+            model = known()
+            assert model is not None
+            optimizers = internals.optimizers_of(model) if trains else []
+            self._shard_built(optimizers)
+            owners = [internals.variables_of(model, name) for name in groups]
+            old = [list(group) for group in state]
+            if list(map(len, owners)) != list(map(len, old)):
+                return step(state, data)
+            given = [
+                list(map(value_in, *each))
+                for each in zip(owners, old, strict=True)
+            ]
+            updates = ConstrainedUpdates(self._plan, self._layout)
+            with updates.replacing(optimizers), _gathering(_is_traced(old)):
+                outputs, new = step(tuple(map(list, given)), data)
+            new = [list(group) for group in new]
+            if list(map(len, new)) != list(map(len, old)):
+                return outputs, new
+            return outputs, [
+                [
+                    before
+                    if value is seen
+                    else array_in(owner, value, self._layout)
+                    for owner, value, seen, before in zip(*each, strict=True)
+                ]
+                for each in zip(owners, new, given, old, strict=True)
+            ]
+
+        run.__name__ = step.__name__
+        return run
+
+    def update(
+        self,
+        optimizer: Any,
+        state: list[keras.Variable],
+        trained: Sequence[keras.Variable],
+    ) -> Callable[..., Any]:
+        """Makes a function of arrays and gradients that updates `state`."""
+        known, layout = weakref.ref(optimizer), self._layout
+        updates = ConstrainedUpdates(self._plan, layout)
+
+        def update(arrays: Any, gradients: Any, rate: Any) -> Any:
+            optimizer: Any = known()
+            values = list(map(value_in, state, arrays))
+            recording = Recording(zip(state, values, strict=True))
+            replacing = updates.replacing([optimizer])
+            with recording, replacing, internals.at_rate(optimizer, rate):
+                optimizer.apply(gradients, list(trained))
+            written = {id(v): value for v, value in recording.written}
+            return [
+                array_in(v, written.get(id(v), before), layout)
+                for v, before in zip(state, values, strict=True)
+            ]
+
+        return update
+
+    def _shard_built(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            if optimizer.built:
+                self.shard_state(optimizer)
+
+
+class ConstrainedUpdates(Updates):
+    """Updates of which each device computes its own part."""
+
+    def __init__(self, plan: Plan, layout: Layout) -> None:
+        super().__init__()
+        self._plan = plan
+        self._layout = layout
+
+    def of_values(
+        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+    ) -> Any:
+        trained = internals.trained_by(optimizer)
+        if not len(trained) == len(grads) == len(values):
+            return original(state, grads, values)  # raises
+        with _gathering(False):
+            new, state = original(
+                state,
+                [*map(self._part, trained, grads)],
+                [*map(self._part, trained, values)],
+            )
+        return [*map(self._kept, trained, new)], state
+
+    def of_variables(
+        self, optimizer: Any, original: Any, grads: Any, variables: Any
+    ) -> None:
+        trained = internals.trained_by(optimizer, variables)
+        with _gathering(False):
+            for variable in trained:
+                variable.assign(self._part(variable, variable.value))
+            original([*map(self._part, trained, grads)], variables)
+            for variable in trained:
+                variable.assign(self._kept(variable, variable.value))
+
+    def _part(self, variable: keras.Variable, value: Any) -> Any:
+        """Divides a variable's value or gradient as its update is."""
+        if not isinstance(value, jax.core.Tracer):
+            return value
+        if shards.is_sharded(variable):
+            return shards.shards_of(variable).constrained(value)
+        # The value is made whole first: else the compiler would also shard the
+        # values that it is computed from.
+        value = self._whole(value)
+        if not self._plan.shards_optimizer:
+            return value
+        return Shards(value.shape, self._layout).constrained(value)
+
+    def _kept(self, variable: keras.Variable, value: Any) -> Any:
+        """Divides a variable's new value as the variable is."""
+        if not isinstance(value, jax.core.Tracer):
+            return value
+        if shards.is_sharded(variable):
+            return shards.shards_of(variable).constrained(value)
+        return self._whole(value)
+
+    def _whole(self, value: Any) -> Any:
+        return jax.lax.with_sharding_constraint(value, self._layout.whole)
+
+
+class _Reading(threading.local):
+    # Whether this thread traces a step in which sharded variables are used
+    # whole.
+    gathers = False
+
+
+_reading = _Reading()
+
+
+def _gathering(gathers: bool) -> contextlib.AbstractContextManager[None]:
+    return replaced(_reading, gathers=gathers)
+
+
+def _is_traced(nest: Any) -> bool:
+    leaves = jax.tree.leaves(nest)
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def used(variable: keras.Variable, value: Any) -> Any:
+    """Gathers a sharded variable where the step that is traced uses it.
+
+    The gradient goes back to the parts.
+    """
+    if not (
+        _reading.gathers
+        and isinstance(value, jax.core.Tracer)
+        and shards.is_sharded(variable)
+    ):
+        return value
+    return _gathered(shards.shards_of(variable), value)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gathered(own: Shards, value: Any) -> Any:
+    return jax.lax.with_sharding_constraint(value, own.layout.whole)
+
+
+def _forward(own: Shards, value: Any) -> Any:
+    return _gathered(own, value), None
+
+
+def _backward(own: Shards, _: Any, gradient: Any) -> Any:
+    return (own.constrained(gradient),)
+
+
+_gathered.defvjp(_forward, _backward)
+
+
+def value_in(variable: keras.Variable, array: Any) -> Any:
+    """Returns a variable's value in a step, from the state's array."""
+    if not shards.is_sharded(variable):
+        return array
+    own = shards.shards_of(variable)
+    if isinstance(array, jax.core.Tracer):
+        return own.whole(array)
+    return own.placed(own.on_host(array))
+
+
+def array_in(variable: keras.Variable, value: Any, layout: Layout) -> Any:
+    """Returns the state's array of a new value, with its sharding."""
+    sharding = layout.whole
+    is_traced = isinstance(value, jax.core.Tracer)
+    if shards.is_sharded(variable):
+        own = shards.shards_of(variable)
+        if not is_traced:
+            return own.put(value)
+        value, sharding = own.stored(value), own.sharding
+    if not is_traced:
+        return value
+    return jax.lax.with_sharding_constraint(value, sharding)
