@@ -36,6 +36,7 @@ from keras_dist_jax.executor import JaxCentralExecutor
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
+from keras_dist_jax.initial_values import make_in_parts
 from keras_dist_jax.joined import register_trees
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
@@ -63,6 +64,7 @@ class JaxBackend(Backend, CompilesForTargets, Differentiates, ShardsVariables):
         self._plain_compiler = JaxCompiler(None, Gate())
         self._workers: JaxWorkers | None = None
         internals.install_loss_scaling()
+        internals.hook_initialization(make_in_parts)
 
     def list_devices(self) -> Sequence[Device]:
         return list(jax_devices())

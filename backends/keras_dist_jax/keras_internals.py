@@ -4,6 +4,8 @@
 |---|---|
 | `keras.Variable._value` | the array itself, whatever scope is open |
 | `keras.Variable._initializer` | called for a value while `_value` is away |
+| `keras.Variable._initialize_with_initializer` | replaced: variables that |
+| | start in parts |
 | `Model._get_jax_state` | replaced: by it `fit` takes the variables' values |
 | `Model.{jax_,}state_sync` | replaced: by it `fit` hands them back |
 | `Model._jax_state` | the state after the last step, emptied on failure |
@@ -14,6 +16,7 @@
 | `keras.src.backend.jax.nn._can_use_flash_attention` | a kernel for TPUs that |
 | | XLA can't divide over devices |
 | `keras.src.random.seed_generator.global_seed_generator` | refused in traces |
+| `keras.src.random.seed_generator.draw_seed` | an initializer's numbers |
 | the attribute `global_seed_generator` of Keras' global state | its generator |
 | `LossScaleOptimizer._common_apply` | replaced: its branches assign |
 | `Layer._flatten_layers` | the layers of all models inside of one |
@@ -47,6 +50,7 @@ for _name in (
     "keras.Layer._flatten_layers",
     "keras.Model._get_jax_state",
     "keras.Model._make_function",
+    "keras.Variable._initialize_with_initializer",
     "keras.optimizers.LossScaleOptimizer._common_apply",
     "keras.optimizers.Optimizer._get_current_learning_rate",
 ):
@@ -188,6 +192,24 @@ def install_loss_scaling() -> None:
                 variable.assign(value)
 
     keras.optimizers.LossScaleOptimizer._common_apply = _common_apply
+
+
+@functools.cache
+def hook_initialization(start: Callable[[Any, Any], bool]) -> None:
+    """Has `start(variable, initializer)` initialize variables; returns false
+    for those that Keras is to initialize."""
+    original = keras.Variable._initialize_with_initializer
+
+    def _initialize_with_initializer(self: Any, initializer: Any) -> None:
+        if not start(self, initializer):
+            original(self, initializer)
+
+    keras.Variable._initialize_with_initializer = _initialize_with_initializer
+
+
+def draw_seed(seed: Any) -> Any:
+    """Returns the numbers that Keras draws by an initializer's seed."""
+    return seed_generator.draw_seed(seed)
 
 
 def mark_synced(model: keras.Model) -> None:

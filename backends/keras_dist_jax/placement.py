@@ -104,6 +104,9 @@ class JaxShardedHome(JaxHome, ShardedHome):
     def used(self, value: Any) -> Any:
         return sharded_steps.used(self.variable, value)
 
+    def on_host(self) -> Any:
+        return shards.host_value_of(self.variable)
+
     def whole(self) -> Any:
         return shards.value_of(self.variable)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import weakref
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +20,10 @@ from keras_dist.sharding.supported import rate_now
 from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
+from keras_dist_jax.chiefs_requests import ChiefsRequests
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
+from keras_dist_jax.initial_values import InitialValues
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import JaxShardedHome
@@ -49,6 +50,15 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
             layout, gate, self._sharding, plan.first_replica, workers
         )
 
+        self.initial_values = InitialValues(layout, gate, workers)
+
+    def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
+        # Of a variable in parts, no device has the whole value: it is made on
+        # the host.
+        if self.plan.shards_variables:
+            return self.layout.scope()
+        return super().creation_scope()
+
     def home(self, variable: keras.Variable) -> Home:
         if self._sharding.has(variable):
             return JaxShardedHome(variable, self.plan, self.layout)
@@ -63,45 +73,16 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
         running = Running(model, self.layout, self.gate)
         return Trainer(running, self._sharding.step)
 
-    @contextlib.contextmanager
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
-    ) -> Iterator[None]:
-        chosen = self._over_workers(variables)
-        try:
-            for variable in chosen:
-                own = shards.shards_of(variable)
-                value = own.on_host(shards.stored(variable))
-                if self.plan.is_chief:
-                    own.held = value
-            yield
-        finally:
-            for variable in chosen:
-                shards.shards_of(variable).held = None
+    ) -> contextlib.AbstractContextManager[None]:
+        sharded = list(filter(shards.is_sharded, variables))
+        if self.workers is None or not sharded:
+            return contextlib.nullcontext()
+        assert isinstance(self.workers, JaxWorkers)
+        return ChiefsRequests(self.workers, sharded).asked_or_served()
 
-    @contextlib.contextmanager
-    def written_by_chief(
-        self, variables: Sequence[keras.Variable]
-    ) -> Iterator[None]:
-        chosen = self._over_workers(variables)
-        with self.readable_by_chief(chosen):
-            yield
-            for variable in chosen:
-                own = shards.shards_of(variable)
-                value, own.held = own.held, None
-                if value is None:  # of another worker
-                    dtype = shards.stored(variable).dtype
-                    value = np.empty(variable.shape, dtype)
-                assert self.workers is not None
-                (value,) = self.workers.broadcast([value])
-                internals.set_array(variable, value)
-
-    def _over_workers(
-        self, variables: Sequence[keras.Variable]
-    ) -> list[keras.Variable]:
-        if self.workers is None:
-            return []
-        return [each for each in variables if shards.is_sharded(each)]
+    written_by_chief = readable_by_chief
 
 
 class ShardedReplicas(JaxReplicas, UpdatesParts):

@@ -10,6 +10,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from keras_dist.internals.keras_internals import in_symbolic_scope
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.layout import Layout
@@ -36,11 +37,11 @@ class Shards:
 
     def __init__(self, shape: tuple[int, ...], layout: Layout) -> None:
         self.layout = layout
-        # The whole value, while only this worker reads and writes it.
-        self.held: Any = None
-        self._shape = tuple(shape)
+        # Reads and writes the variable while only this worker does.
+        self.requests: Any = None
+        self.shape = tuple(shape)
         count = layout.num_replicas
-        of_array = self._shape or (1,)
+        of_array = self.shape or (1,)
         # The largest axis that splits into equal parts, or else the largest
         # axis.
         self._axis = max(
@@ -59,7 +60,7 @@ class Shards:
     def stored(self, value: Any) -> Any:
         """Converts a whole value to the array's shape."""
         library = jnp if isinstance(value, jax.Array) else np
-        value = library.reshape(value, self._shape or (1,))
+        value = library.reshape(value, self.shape or (1,))
         missing = -self._size % self.layout.num_replicas
         if not missing:
             return value
@@ -70,12 +71,12 @@ class Shards:
     def whole(self, array: Any) -> Any:
         """Converts an array, traced or of the host, to the whole value."""
         before = (slice(None),) * self._axis
-        value = array[(*before, slice(self._size))].reshape(self._shape)
+        value = array[(*before, slice(self._size))].reshape(self.shape)
         return self.constrained(value)
 
     def constrained(self, value: Any) -> Any:
         """Shards a traced whole value; a scalar is left as it is."""
-        if not self._shape or not isinstance(value, jax.core.Tracer):
+        if not self.shape or not isinstance(value, jax.core.Tracer):
             return value
         return jax.lax.with_sharding_constraint(value, self.sharding)
 
@@ -86,7 +87,6 @@ class Shards:
 
     def placed(self, value: Any) -> Any:
         """Puts a whole value on the layout's devices."""
-        # A variable may be read while a function is traced.
         with eagerly():
             return self.layout.place(value)
 
@@ -161,29 +161,57 @@ def split(variable: keras.Variable, layout: Layout) -> None:
         return
     shards = Shards(tuple(variable.shape), layout)
     with eagerly():
-        array = shards.put(value)
+        begin(variable, shards, shards.put(value))
+
+
+def begin(variable: keras.Variable, own: Shards, array: Any) -> None:
+    """Gives a variable its array in parts."""
     attributes = vars(variable)
-    attributes[_SHARDS], attributes[STORED] = shards, array
+    attributes[_SHARDS], attributes[STORED] = own, array
     attributes.pop("_value", None)
+
+
+def host_value_of(variable: keras.Variable) -> Any:
+    """Returns the whole value of a sharded variable, in host memory."""
+    if stored(variable) is None:
+        return None
+    requests = shards_of(variable).requests
+    return (requests.read if requests else gathered_on_host)(variable)
+
+
+def gathered_on_host(variable: keras.Variable) -> np.ndarray[Any, Any]:
+    """Returns the whole value in host memory; all workers call it."""
+    # A variable may be read while a function is traced.
+    with eagerly():
+        return shards_of(variable).on_host(stored(variable))
 
 
 def value_of(variable: keras.Variable) -> Any:
     """Returns the whole value of a sharded variable, which is not kept."""
-    shards = shards_of(variable)
-    value = shards.held
-    if value is None and stored(variable) is not None:
-        value = shards.on_host(stored(variable))
-    return None if value is None else shards.placed(value)
+    array = stored(variable)
+    if in_symbolic_scope() and array is not None:
+        # Only the shape counts, and a trace needs no collective for it.
+        zeros = jnp.zeros(variable.shape, array.dtype)
+        if isinstance(zeros, jax.core.Tracer):
+            return zeros
+    value = host_value_of(variable)
+    return None if value is None else shards_of(variable).placed(value)
 
 
 def set_value(variable: keras.Variable, value: Any) -> None:
     """Replaces the whole value of a sharded variable; `None` empties it."""
     shards = shards_of(variable)
-    if value is not None and shards.held is not None:
-        shards.held = np.array(value)
+    if value is None:
+        set_array(variable, None)
+    elif shards.requests is not None:
+        shards.requests.write(variable, value)
     else:
-        array = None if value is None else shards.put(value)
-        vars(variable)[STORED] = array
+        set_array(variable, shards.put(value))
+
+
+def set_array(variable: keras.Variable, array: Any) -> None:
+    """Gives a sharded variable its array."""
+    vars(variable)[STORED] = array
 
 
 def stored(variable: keras.Variable) -> Any:

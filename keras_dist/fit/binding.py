@@ -58,10 +58,12 @@ def claim_variables(
             variable.distribute_strategy = strategy
             if not strategy.plan.is_one_device:
                 adopt(variable)
-        strategy.executor.home(variable).settle()
     workers = strategy.executor.workers
     if workers is not None:
+        # Before variables are in parts, which have no value here.
         together.take_chiefs_values(together.not_taken(variables), workers)
+    for variable in variables:
+        strategy.executor.home(variable).settle()
 
 
 def _check_layout(variable: keras.Variable, strategy: StrategyBase) -> None:

@@ -318,6 +318,11 @@ def stateless_scope() -> keras.StatelessScope | None:
     return scope
 
 
+def in_symbolic_scope() -> bool:
+    """Returns whether Keras only looks for the shapes of outputs."""
+    return global_state.get_global_attribute("symbolic_scope") is not None
+
+
 def has_stateless_scope() -> bool:
     """Returns whether a stateless scope is open; fast, as each step asks."""
     tracker = global_state.GLOBAL_STATE_TRACKER

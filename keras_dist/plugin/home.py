@@ -110,6 +110,14 @@ class ShardedHome(Home):
     def whole(self) -> Any:
         """Returns the whole value; with several workers, a collective."""
 
+    def on_host(self) -> Any:
+        """Returns the whole value as a NumPy array, or `None` without one.
+
+        No device holds it whole meanwhile, if the backend can do that.
+        """
+        value = self.whole()
+        return None if value is None else keras.ops.convert_to_numpy(value)
+
     @abstractmethod
     def set_whole(self, value: Any) -> None:
         """Splits a whole value into the parts."""

@@ -77,14 +77,14 @@ class KeepsParts(ABC):
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context with the whole values on the chief's host."""
+        """Returns a context in which the chief alone reads whole values."""
 
     @abstractmethod
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which the chief alone assigns whole values, of
-        which each worker takes its shards at the end."""
+        which each worker takes its shards, at the end at the latest."""
 
 
 def executor_of(plan: Plan) -> Executor:

@@ -232,6 +232,14 @@ class ShardedVariable(MirroredVariable):
         else:
             self.__dict__["_value"] = value
 
+    def __array__(self, dtype: Any = None) -> Any:
+        home, scope = self.home, keras_internals.stateless_scope()
+        if home.is_split and scope is None and current_call() is None:
+            value = home.on_host()
+            if value is not None:
+                return np.asarray(value, dtype)
+        return super().__array__(dtype)
+
     def _direct_assign(self, value: Any) -> None:
         home = self.home
         if home.is_split:

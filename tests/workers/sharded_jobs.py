@@ -16,18 +16,27 @@ from sharded.helpers import network
 from sharded.helpers import state_of
 
 
-def in_cluster():
+def in_cluster(what="optimizer_state"):
     """The strategy that parity cases are trained under from now on."""
-    strategy = keras_dist.MultiWorkerMirroredStrategy(optimizer_state="sharded")
+    if keras.backend.backend() == "jax":
+        from keras_dist_jax import shards
+
+        # Small models will do. The cluster stays for other tests.
+        least = LEAST_ELEMENTS if what == "optimizer_state" else 1
+        shards.LEAST_ELEMENTS = least
+    strategy = keras_dist.MultiWorkerMirroredStrategy(**{what: "sharded"})
     harness.strategy = lambda num_replicas: strategy
     return strategy
 
 
-def train_case(name):
+def train_case(what, name):
     """The outcome of a case of the parity table."""
-    count = in_cluster().num_replicas_in_sync
+    count = in_cluster(what).num_replicas_in_sync
     (case,) = (case for case in cases.CASES if case.name == name)
     return harness.train(case, count, harness.strategy)
+
+
+LEAST_ELEMENTS = 1024  # of a variable that is sharded
 
 
 def compiled(strategy):
@@ -45,9 +54,9 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def save_all(folder):
+def save_all(what, folder):
     """Trains and saves in each way there is; what the state was then."""
-    strategy = in_cluster()
+    strategy = in_cluster(what)
     # Files that only the chief has: a folder of each worker's own.
     own = pathlib.Path(folder, str(strategy.plan.cluster.index))
     own.mkdir(parents=True, exist_ok=True)
@@ -71,9 +80,9 @@ def save_all(folder):
     }
 
 
-def load_all(folder):
+def load_all(what, folder):
     """Loads what `save_all` has saved, and goes on."""
-    strategy = in_cluster()
+    strategy = in_cluster(what)
     chiefs = pathlib.Path(folder, "0")
     own = pathlib.Path(folder, str(strategy.plan.cluster.index))
     with strategy.scope():
@@ -94,20 +103,19 @@ def load_all(folder):
     }
 
 
-def bytes_kept(_):
-    """Bytes of each slot on this worker's devices, and of the whole."""
-    strategy = in_cluster()
+def bytes_kept(what):
+    """Each sharded variable's bytes on this worker's devices, and its value."""
+    strategy = in_cluster(what)
     model = compiled(strategy)
     fit(model, epochs=1)
     executor = strategy.executor
-    slots = [v for v in model.optimizer.variables if len(v.shape)]
+    sharded = [v for v in model.optimizer.variables if len(v.shape)]
+    if what == "variables":
+        sharded += model.trainable_variables
     return [
-        (
-            list(executor.home(slot).bytes_kept().values()),
-            tuple(slot.shape),
-        )
-        for slot in slots
-    ], [to_numpy(slot).tolist() for slot in slots]
+        (list(executor.home(v).bytes_kept().values()), tuple(v.shape))
+        for v in sharded
+    ], [to_numpy(v).tolist() for v in sharded]
 
 
 def collectives(optimizer_options):

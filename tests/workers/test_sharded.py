@@ -10,6 +10,7 @@ from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
+from sharded.helpers import SHARDS_VARIABLES
 from sharded.helpers import compiled
 from sharded.helpers import elements_of_part
 from sharded.helpers import fit
@@ -37,36 +38,42 @@ SHAPES = [(2, 1), (2, 2)]
 BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
 
 
-def launched(job, argument, shape):
+STATE, VARIABLES = "optimizer_state", "variables"
+WHATS = [STATE, VARIABLES] if SHARDS_VARIABLES else [STATE]
+
+
+def launched(job, shape, what, *args):
     workers, devices = shape
     return clusters.run(
-        job, (argument,), workers=workers, devices=devices, timeout=300
+        job, (what, *args), workers=workers, devices=devices, timeout=300
     )
 
 
+@pytest.mark.parametrize("what", WHATS)
 @pytest.mark.parametrize(
     ("shape", "name"),
     [((2, 1), name) for name in NAMES[:5]] + [((2, 2), n) for n in NAMES],
 )
-def test_same_numbers_on_every_worker(shape, name):
+def test_same_numbers_on_every_worker(shape, name, what):
     case = BY_NAME[name]
-    for outcome in launched(sharded_jobs.train_case, name, shape):
+    for outcome in launched(sharded_jobs.train_case, shape, what, name):
         assert_same(outcome, plain(case), case.rtol)
 
 
 @functools.cache
-def saved_and_loaded():
+def saved_and_loaded(what):
     """Saved by 2 workers of 2 devices, loaded by 2 of one and plainly."""
     with tempfile.TemporaryDirectory() as folder:
-        saved = launched(sharded_jobs.save_all, folder, (2, 2))
-        loaded = launched(sharded_jobs.load_all, folder, (2, 1))
+        saved = launched(sharded_jobs.save_all, (2, 2), what, folder)
+        loaded = launched(sharded_jobs.load_all, (2, 1), what, folder)
         model = keras.models.load_model(f"{folder}/0/model.keras")
         best = keras.models.load_model(f"{folder}/0/each/2.keras")
         return saved, loaded, state_of(model), state_of(best)
 
 
-def test_the_chief_alone_writes():
-    saved = saved_and_loaded()[0]
+@pytest.mark.parametrize("what", WHATS)
+def test_the_chief_alone_writes(what):
+    saved = saved_and_loaded(what)[0]
     assert saved[1]["files"] == []
     assert {
         "model.keras",
@@ -76,8 +83,9 @@ def test_the_chief_alone_writes():
     } <= set(saved[0]["files"])
 
 
-def test_what_was_saved_is_what_there_was():
-    saved, loaded, plainly, best = saved_and_loaded()
+@pytest.mark.parametrize("what", WHATS)
+def test_what_was_saved_is_what_there_was(what):
+    saved, loaded, plainly, best = saved_and_loaded(what)
     for found in saved[1], loaded[0], loaded[1]:
         state = found.get("saved", found.get("loaded"))
         assert_same(state, saved[0]["saved"], rtol=0, atol=0)
@@ -85,8 +93,9 @@ def test_what_was_saved_is_what_there_was():
     assert set(best) == set(plainly)
 
 
-def test_training_goes_on_from_it():
-    _, loaded, _, _ = saved_and_loaded()
+@pytest.mark.parametrize("what", WHATS)
+def test_training_goes_on_from_it(what):
+    _, loaded, _, _ = saved_and_loaded(what)
     model = compiled(None)
     fit(model, validation_split=0.2)
     between = state_of(model)
@@ -99,11 +108,12 @@ def test_training_goes_on_from_it():
         assert_same(found["backed"], state_of(whole))
 
 
+@pytest.mark.parametrize("what", WHATS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_device_keeps_its_part(shape):
+def test_each_device_keeps_its_part(shape, what):
     workers, devices = shape
     count = workers * devices
-    results = launched(sharded_jobs.bytes_kept, None, shape)
+    results = launched(sharded_jobs.bytes_kept, shape, what)
     for kept, _ in results:
         for own, slot in kept:
             assert own == [4 * elements_of_part(slot, count)] * devices

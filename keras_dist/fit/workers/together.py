@@ -44,26 +44,25 @@ SAVING = ("save", "save_weights", "export")
 def readable_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Lets the chief alone read a model's optimizer inside the context."""
-    return _optimizer_made_whole(model, writes=False)
+    """Lets the chief alone read a model's variables inside the context."""
+    return _by_chief(model, writes=False)
 
 
 def written_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Lets the chief alone assign a model's optimizer inside the context."""
-    return _optimizer_made_whole(model, writes=True)
+    """Lets the chief alone assign a model's variables inside the context."""
+    return _by_chief(model, writes=True)
 
 
-def _optimizer_made_whole(
+def _by_chief(
     model: keras.Model, writes: bool
 ) -> contextlib.AbstractContextManager[Any]:
-    """Makes an optimizer in parts whole; every worker enters the context."""
-    optimizer: Any = getattr(model, "optimizer", None)
-    executor = getattr(strategy_of(optimizer), "executor", None)
+    """Serves the chief variables in parts; every worker enters the context."""
+    executor = getattr(strategy_of(model), "executor", None)
     if not isinstance(executor, KeepsParts):
         return contextlib.nullcontext()
-    variables = list(optimizer.variables)
+    variables = keras_internals.all_variables(model)
     if writes:
         return executor.written_by_chief(variables)
     return executor.readable_by_chief(variables)
@@ -98,9 +97,6 @@ def take_chiefs_values(
         setattr(variable, _TAKEN, True)
         if not workers.cluster.is_chief:
             keras.Variable.assign(variable, value)
-            strategy = vars(variable).get("distribute_strategy")
-            if strategy is not None:
-                strategy.executor.home(variable).settle()
 
 
 class Together(keras.callbacks.Callback):
