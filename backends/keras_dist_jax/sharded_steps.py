@@ -2,7 +2,6 @@
 divides over the replicas."""
 
 import contextlib
-import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -221,23 +220,10 @@ def used(variable: keras.Variable, value: Any) -> Any:
         and shards.is_sharded(variable)
     ):
         return value
-    return _gathered(shards.shards_of(variable), value)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gathered(own: Shards, value: Any) -> Any:
-    return jax.lax.with_sharding_constraint(value, own.layout.whole)
-
-
-def _forward(own: Shards, value: Any) -> Any:
-    return _gathered(own, value), None
-
-
-def _backward(own: Shards, _: Any, gradient: Any) -> Any:
-    return (own.constrained(gradient),)
-
-
-_gathered.defvjp(_forward, _backward)
+    own = shards.shards_of(variable)
+    return jax.lax.with_sharding_constraint(
+        own.constrained(value), own.layout.whole
+    )
 
 
 def value_in(variable: keras.Variable, array: Any) -> Any:

@@ -28,12 +28,14 @@ from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.strategy import Strategy
 from keras_dist.tools import counting
 
 SHARDED = "optimizer sharded"
+VARIABLES_SHARDED = "variables sharded"
 _LACK = "can't tell how much memory is held"
 # Layers of the model, all square.
 NUM_LAYERS = 4
@@ -63,6 +65,10 @@ def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
     if isinstance(get_backend(), ShardsOptimizerState):
         known[SHARDED] = lambda: MirroredStrategy(
             computing, optimizer_state="sharded"
+        )
+    if isinstance(get_backend(), ShardsVariables):
+        known[VARIABLES_SHARDED] = lambda: MirroredStrategy(
+            computing, variables="sharded"
         )
     return known
 

@@ -19,6 +19,8 @@ from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
 from keras_dist.cli.log_noise import without_log_noise
 from keras_dist.errors import KerasDistError
+from keras_dist.planning.estimates import ALL_SPLIT
+from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import load_of_parameters
 
@@ -60,6 +62,10 @@ def plan(
     optimizer_state: Annotated[
         Literal["mirrored", "sharded"],
         typer.Option(help="Each replica has all optimizer state, or a part."),
+    ] = "mirrored",
+    variables: Annotated[
+        Literal["mirrored", "sharded"],
+        typer.Option(help="Each replica has all variables, or a part of them."),
     ] = "mirrored",
     params: Annotated[
         str | None,
@@ -159,6 +165,9 @@ def plan(
 
     if backend is not None:
         check_backend(backend, "--backend")
+    split = ALL_SPLIT if variables == "sharded" else None
+    if split is None and optimizer_state == "sharded":
+        split = SLOTS_SPLIT
     if target is not None:
         for name, value in (
             ("--devices", devices),
@@ -177,8 +186,7 @@ def plan(
                 )
         if parameter_devices > 1:
             fail("--parameter-devices: a target has one, the CPU of its host.")
-        is_sharded = optimizer_state == "sharded"
-        _compile(target, model, strategy, is_sharded, batch_size, backend, json)
+        _compile(target, model, strategy, split, batch_size, backend, json)
         return
     if batch_size is not None:
         fail("--batch-size: it is for --target. See --activations.")
@@ -187,7 +195,7 @@ def plan(
         devices,
         workers,
         parameter_devices,
-        optimizer_state == "sharded",
+        split,
     )
     if (params is None) == (model is None):
         fail("say what to train, with either --params or --model.")
@@ -210,7 +218,7 @@ def _compile(
     name: str,
     model: str | None,
     strategy: str | None,
-    is_sharded: bool,
+    split: str | None,
     batch_size: int | None,
     backend: str | None,
     json: pathlib.Path | None,
@@ -242,7 +250,7 @@ def _compile(
             from keras_dist.cli.jobs.target import compiled_for
 
             programs, load, choice, what = compiled_for(
-                model, target, strategy, is_sharded, batch_size
+                model, target, strategy, split, batch_size
             )
     except (KerasDistError, ValueError) as error:
         fail(str(error))
@@ -301,7 +309,7 @@ def _of_model(
         with without_log_noise(), _stdout_kept_for(json):
             from keras_dist.cli.jobs.plan import load_of_named
 
-            return load_of_named(name, optimizer, choice.is_sharded)
+            return load_of_named(name, optimizer, choice.split)
     except KerasDistError as error:
         fail(str(error))
 

@@ -102,6 +102,11 @@ def _unknown(what: str, received: str, known: Sequence[str]) -> str:
     )
 
 
+# What is split over all replicas: an optimizer's slots, or all variables.
+SLOTS_SPLIT = "optimizer"
+ALL_SPLIT = "variables"
+
+
 @dataclass(frozen=True)
 class Placement:
     """The devices of a worker that compute, and those that keep variables."""
@@ -109,7 +114,7 @@ class Placement:
     devices: tuple[str, ...]
     keepers: tuple[str, ...] = ()  # of the only copy; else each device has one
     num_workers: int = 1
-    is_sharded: bool = False  # slots are split over all replicas
+    split: str | None = None  # `SLOTS_SPLIT`, `ALL_SPLIT`, or nothing
 
     @property
     def num_replicas(self) -> int:
@@ -127,7 +132,7 @@ class Memory:
 
     parameters: int = 0
     optimizer: int = 0
-    copies: int = 0  # of values that other devices keep
+    copies: int = 0  # of values that other devices keep, at most
     gradients: int = 0
     activations: int = 0
 
@@ -148,9 +153,15 @@ def memory(
     """Returns the memory of each device; equal parts on parameter devices."""
     keepers = placement.keepers
     if not keepers:
-        parts = placement.num_replicas if placement.is_sharded else 1
-        state = load.optimizer(parts)
+        count = placement.num_replicas
+        state = load.optimizer(count if placement.split else 1)
         each = Memory(load.weights, state, 0, load.trainable, activations)
+        if placement.split == ALL_SPLIT:
+            own, gradients = (
+                math.ceil(n / count) for n in (load.weights, load.trainable)
+            )
+            copies = load.weights - own
+            each = Memory(own, state, copies, gradients, activations)
         return dict.fromkeys(placement.devices, each)
     result = {}
     for name in placement.all_devices:
@@ -223,12 +234,12 @@ def _all_reduce(
     times = placement.num_workers if between == "devices" else 1
     if count == 1:
         return ()
-    # Computed from the whole, because each part is rounded up. With a sharded
-    # state it is the same, which JAX on CPU devices does not reach: there it is
-    # 1.5 times as much.
+    # Computed from the whole, because each part is rounded up. With shards it
+    # is the same, which JAX on CPU devices does not reach: there it is 1.5
+    # times as much.
     total = 2 * (count - 1) * num_bytes
     kinds: tuple[str, ...] = ("gradients, all-reduce",)
-    if placement.is_sharded:
+    if placement.split:
         kinds = "gradients, reduce-scatter", "parameters, all-gather"
     each = math.ceil(total / len(kinds) / count)
     sent = tuple((name, each) for name in names)

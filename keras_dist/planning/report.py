@@ -10,6 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist.planning import tables
+from keras_dist.planning.estimates import ALL_SPLIT
+from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import Placement
 from keras_dist.planning.estimates import bytes_sent
@@ -18,6 +20,13 @@ from keras_dist.planning.estimates import transfers
 from keras_dist.planning.targets import Target
 
 SHARDED = "optimizer sharded"
+VARIABLES_SHARDED = "variables sharded"
+_TITLES = {
+    None: "mirrored",
+    SLOTS_SPLIT: SHARDED,
+    ALL_SPLIT: VARIABLES_SHARDED,
+}
+_OPTIONS = {SLOTS_SPLIT: "--optimizer-state", ALL_SPLIT: "--variables"}
 
 # Optimizers that can't update a part of a variable without the rest of it.
 _NEED_WHOLE_VARIABLES = ("adafactor", "lamb", "muon")
@@ -31,7 +40,7 @@ class Choice:
     devices: int | None = None
     workers: int | None = None
     parameter_devices: int = 1
-    is_sharded: bool = False
+    split: str | None = None  # as in a `Placement`
 
     def check(self, optimizer: str | None) -> None:
         """Refuses combinations of options that no strategy supports."""
@@ -51,15 +60,14 @@ class Choice:
                 f"{self.strategy}, each device has all variables. Choose "
                 "--strategy central."
             )
-        if not self.is_sharded:
-            return
-        if self.strategy in ("one-device", "central"):
+        if self.split and self.strategy in ("one-device", "central"):
             raise ValueError(
-                "--optimizer-state sharded: each replica of mirrored and "
+                f"{_OPTIONS[self.split]} sharded: each replica of mirrored and "
                 f"multi-worker keeps a part. Received: --strategy "
                 f"{self.strategy}, which has one copy."
             )
-        if (optimizer or "").lower() in _NEED_WHOLE_VARIABLES:
+        needs_whole = (optimizer or "").lower() in _NEED_WHOLE_VARIABLES
+        if self.split == SLOTS_SPLIT and needs_whole:
             raise ValueError(
                 "--optimizer-state sharded: the update of "
                 f"{optimizer} takes whole variables, not parts. Choose "
@@ -75,7 +83,7 @@ class Choice:
         """The key of the chosen strategy in `placements`."""
         if self.strategy in ("one-device", "central"):
             return self.strategy.replace("-", " ")
-        return SHARDED if self.is_sharded else "mirrored"
+        return _TITLES[self.split]
 
     @property
     def placements(self) -> dict[str, Placement]:
@@ -90,8 +98,10 @@ class Choice:
             )
         known = {
             "one device": Placement(devices[:1]),
-            "mirrored": Placement(devices, (), workers),
-            SHARDED: Placement(devices, (), workers, is_sharded=True),
+            **{
+                title: Placement(devices, (), workers, split)
+                for split, title in _TITLES.items()
+            },
         }
         if workers == 1:
             known["central"] = Placement(devices, keepers)
@@ -102,7 +112,7 @@ def choice_on(
     target: Target,
     workers: Sequence[int],
     strategy: str | None,
-    is_sharded: bool,
+    split: str | None,
 ) -> Choice:
     """Returns a strategy on a target; each worker has a number of devices."""
     name = strategy or ("mirrored" if len(workers) == 1 else "multi-worker")
@@ -114,7 +124,7 @@ def choice_on(
         )
     count = 1 if name == "one-device" else workers[0]
     hosts = len(workers) if name == "multi-worker" else None
-    choice = Choice(name, count, hosts, 1, is_sharded)
+    choice = Choice(name, count, hosts, 1, split)
     choice.check(None)
     return choice
 

@@ -13,6 +13,8 @@ from keras_dist.core.device import default_devices
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.internals import keras_internals
+from keras_dist.planning.estimates import ALL_SPLIT
+from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Flat
 from keras_dist.planning.estimates import Kept
 from keras_dist.planning.estimates import Load
@@ -140,8 +142,14 @@ def placement_of(plan: Plan) -> Placement:
         devices=tuple(map(str, plan.devices)),
         keepers=tuple(map(str, plan.keepers)),
         num_workers=plan.num_workers,
-        is_sharded=plan.shards,
+        split=_split_by(plan),
     )
+
+
+def _split_by(plan: Plan) -> str | None:
+    if not plan.shards:
+        return None
+    return ALL_SPLIT if plan.shards_variables else SLOTS_SPLIT
 
 
 def kept_of(model: keras.Model) -> dict[str, Kept] | None:

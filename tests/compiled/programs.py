@@ -26,16 +26,18 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist_jax.joined import JoinedPerReplica
 
 WIDTH, CLASSES, ROWS, STEPS = 256, 10, 32, 3
-# Strategies, and whether the optimizer's state is sharded.
+# Strategies, and what they split over the replicas.
 ON_ONE_HOST = {
-    "one device": ("one-device", False),
-    "mirrored": ("mirrored", False),
-    "sharded": ("mirrored", True),
-    "central": ("central", False),
+    "one device": ("one-device", None),
+    "mirrored": ("mirrored", None),
+    "sharded": ("mirrored", "optimizer"),
+    "sharded variables": ("mirrored", "variables"),
+    "central": ("central", None),
 }
 ON_HOSTS = {
-    "mirrored": ("multi-worker", False),
-    "sharded": ("multi-worker", True),
+    "mirrored": ("multi-worker", None),
+    "sharded": ("multi-worker", "optimizer"),
+    "sharded variables": ("multi-worker", "variables"),
 }
 
 
@@ -94,17 +96,17 @@ def huge():
     return made
 
 
-def of_fit(target, strategy, is_sharded, rows):
+def of_fit(target, strategy, split, rows):
     """The programs of a step of `fit`."""
     spec = f"{__name__}:{model.__name__}"
-    return compiled_for(spec, target, strategy, is_sharded, rows)[0]
+    return compiled_for(spec, target, strategy, split, rows)[0]
 
 
-def of_function(target, strategy, is_sharded, rows, steps=None, make=layers):
+def of_function(target, strategy, split, rows, steps=None, make=layers):
     """The program of a function, or of a scan over several batches."""
     backend = get_backend()
     with backend.on_target(target) as workers:
-        choice = choice_on(target, workers, strategy, is_sharded)
+        choice = choice_on(target, workers, strategy, split)
         strategy = strategy_of(choice, target)
         with without_values(), strategy.scope():
             made, optimizer = make(), keras.optimizers.Adam()
@@ -164,8 +166,8 @@ def main(name):
         count = sum(workers)
     known = ON_HOSTS if len(workers) > 1 else ON_ONE_HOST
     found = {}
-    for kind, (strategy, is_sharded) in known.items():
-        choice = target, strategy, is_sharded
+    for kind, (strategy, split) in known.items():
+        choice = target, strategy, split
         rows = ROWS * (1 if kind == "one device" else count)
         found[kind] = {
             "fit": of_fit(*choice, rows),
@@ -181,7 +183,7 @@ def main(name):
     if target.kind.platform == "tpu" and len(workers) == 1:
         found["with a kernel"] = {
             "function": of_function(
-                target, "mirrored", False, ROWS * count, make=attentive
+                target, "mirrored", None, ROWS * count, make=attentive
             )
         }
     programs = {

@@ -105,6 +105,41 @@ def test_a_sharded_state_is_updated_where_it_is(compiled, target):
     assert not sent
 
 
+# Of three kernels; biases and the normalization's vectors are small.
+LARGE = 4 * (2 * 256 * 256 + 256 * 10)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_device_has_its_part_of_large_variables(compiled, target):
+    devices, programs = compiled(target)
+    whole = programs["mirrored"]["fit"][0]["state"]
+    parts = programs["sharded variables"]["fit"][0]["state"]
+    for name, copies in (("trainable", 1), ("optimizer", 2)):
+        saved = copies * LARGE * (1 - 1 / devices)
+        # An axis that the devices don't divide is padded.
+        padding = 0.01 * copies * LARGE
+        assert 0 <= parts[name] - (whole[name] - saved) <= padding
+    assert parts["non-trainable"] == whole["non-trainable"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_large_variables_are_gathered_and_their_gradients_scattered(
+    compiled, target
+):
+    _, programs = compiled(target)
+    sent = bytes_of(programs["sharded variables"]["fit"][0])
+    if target.startswith("v5e"):
+        # For so small a model, the compiler for TPUs prefers an all-reduce, on
+        # 256 devices even to gather.
+        assert sent.keys() <= {"all-gather", "all-reduce"}
+        assert LARGE < sum(sent.values()) < 2 * LARGE + 3 * SMALL
+        return
+    assert sent.pop("all-gather") == pytest.approx(LARGE, rel=0.02)
+    assert sent.pop("reduce-scatter") == pytest.approx(LARGE, rel=0.02)
+    assert sent.pop("all-reduce") < 2 * SMALL
+    assert not sent
+
+
 @pytest.mark.parametrize("target", ["h100:8", "v5e:2x2"])
 def test_central_storage_computes_here_and_updates_on_the_host(
     compiled, target

@@ -210,7 +210,7 @@ def test_an_optimizer_that_is_none_is_an_error(module):
 
 def test_an_optimizer_that_needs_whole_variables_is_an_error(module):
     with pytest.raises(UnsupportedModelError):
-        load_of_named(f"{module}:muon", is_sharded=True)
+        load_of_named(f"{module}:muon", split="optimizer")
 
 
 def test_the_command_shows_memory_traffic_and_others(invoke):

@@ -30,7 +30,7 @@ LOAD = Load(4000, 400, (Flat(1000, 4), Flat(1000, 4)), 8)
 
 def test_the_issues_example():
     placement = Placement(
-        tuple(f"gpu:{index}" for index in range(8)), is_sharded=True
+        tuple(f"gpu:{index}" for index in range(8)), split="optimizer"
     )
     load = load_of_parameters(7_000_000_000, "bfloat16", "adam")
     found = memory(load, placement)
@@ -54,12 +54,12 @@ def test_mirrored_memory_does_not_depend_on_the_number_of_devices():
 
 def test_sharded_slots_are_padded():
     load = Load(40, 0, (Flat(10, 4), Flat(3, 4)), 8)
-    found = memory(load, Placement(GPUS, is_sharded=True))
+    found = memory(load, Placement(GPUS, split="optimizer"))
     assert found["gpu:3"].optimizer == 8 + 3 * 4 + 1 * 4
 
 
 def test_slots_are_cut_over_the_replicas_of_all_workers():
-    placement = Placement(GPUS, (), 2, is_sharded=True)
+    placement = Placement(GPUS, (), 2, split="optimizer")
     assert memory(LOAD, placement)["gpu:0"].optimizer == 2 * 500 + 8
 
 
@@ -80,7 +80,7 @@ def test_a_device_that_computes_may_keep_variables_too():
 def test_both_ways_of_summing_send_as_much(count):
     names = GPUS[:count]
     (ring,) = transfers(LOAD, Placement(names))
-    halves = transfers(LOAD, Placement(names, is_sharded=True))
+    halves = transfers(LOAD, Placement(names, split="optimizer"))
     assert ring.total == sum(half.total for half in halves)
     assert ring.total == 2 * (count - 1) * LOAD.trainable
     assert ring.sent == tuple(

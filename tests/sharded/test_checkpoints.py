@@ -5,6 +5,8 @@ import pytest
 
 from parity.harness import assert_same
 from parity.harness import scope
+from parity.harness import sharded_variables
+from sharded.helpers import SHARDS_VARIABLES
 from sharded.helpers import compiled
 from sharded.helpers import fit
 from sharded.helpers import mirrored
@@ -12,7 +14,7 @@ from sharded.helpers import sharded
 from sharded.helpers import shards
 from sharded.helpers import state_of
 
-pytestmark = shards
+pytestmark = [shards, pytest.mark.usefixtures("all_are_large")]
 
 # Saved here, loaded there: in plain Keras, or on so many replicas.
 PLACES = {
@@ -20,6 +22,8 @@ PLACES = {
     "mirrored_2": (2, mirrored),
     "sharded_2": (2, sharded),
     "sharded_3": (3, sharded),
+    "variables_2": (2, sharded_variables),
+    "variables_3": (3, sharded_variables),
 }
 WAYS = [
     ("sharded_2", "plain"),
@@ -27,6 +31,14 @@ WAYS = [
     ("sharded_2", "sharded_3"),
     ("sharded_3", "mirrored_2"),
 ]
+if SHARDS_VARIABLES:
+    WAYS += [
+        ("variables_2", "plain"),
+        ("plain", "variables_3"),
+        ("variables_3", "variables_2"),
+        ("variables_2", "mirrored_2"),
+        ("sharded_2", "variables_2"),
+    ]
 
 
 def expected():

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_optimizers
+from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist.tools.counting import check_built
@@ -22,7 +23,7 @@ _ROWS = 1  # of a batch that builds a model
 
 
 def load_of_named(
-    name: str, optimizer: str | None = None, is_sharded: bool = False
+    name: str, optimizer: str | None = None, split: str | None = None
 ) -> tuple[Load, str]:
     """Returns the load of a user's model and optimizer, with a description.
 
@@ -40,7 +41,7 @@ def load_of_named(
                 called(name, call, "the model, called on `x`,")
         check_built(model)
         used = _optimizer(model, optimizer)
-        if is_sharded:
+        if split == SLOTS_SPLIT:
             check_optimizer(used)
         if not used.built:
             trained = model.trainable_variables

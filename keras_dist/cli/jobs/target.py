@@ -15,6 +15,8 @@ from keras_dist.cli.jobs.plan import rows_like
 from keras_dist.cli.jobs.plan import without_values
 from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import SimpleClusterResolver
+from keras_dist.planning.estimates import ALL_SPLIT
+from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.programs import CompiledProgram
 from keras_dist.planning.report import Choice
@@ -28,6 +30,8 @@ from keras_dist.tools.users_function import function_of
 from keras_dist.tools.users_function import told
 
 _ROWS = 32  # of each replica, unless the user says it
+# Arguments of strategies that split variables over the replicas.
+_ARGUMENTS = {SLOTS_SPLIT: "optimizer_state", ALL_SPLIT: "variables"}
 # What the user's function may return after the model.
 _PARTS = ("x", "y", "sample_weight")
 
@@ -36,7 +40,7 @@ def compiled_for(
     spec: str,
     target: Target,
     strategy_name: str | None,
-    is_sharded: bool,
+    split: str | None,
     batch_size: int | None,
 ) -> tuple[list[CompiledProgram], Load, Choice, str]:
     """Compiles the training step of a user's model for a target.
@@ -57,7 +61,7 @@ def compiled_for(
             keras_dist.set_virtual_devices(target.sides[0] * target.sides[1])
     function = function_of(spec)
     with backend.on_target(target) as workers:
-        choice = choice_on(target, workers, strategy_name, is_sharded)
+        choice = choice_on(target, workers, strategy_name, split)
         strategy = strategy_of(choice, target)
         rows = batch_size or _ROWS * strategy.num_replicas_in_sync
         with without_values():
@@ -77,18 +81,16 @@ def strategy_of(choice: Choice, target: Target) -> Any:
     """Makes the chosen strategy on the devices of a target."""
     if choice.strategy == "one-device":
         return keras_dist.OneDeviceStrategy(f"{target.kind.platform}:0")
-    state = "sharded" if choice.is_sharded else "mirrored"
+    sharded = {_ARGUMENTS[choice.split]: "sharded"} if choice.split else {}
     if choice.strategy == "central":
         return keras_dist.CentralStorageStrategy()
     if choice.strategy == "mirrored":
-        return keras_dist.MirroredStrategy(optimizer_state=state)
+        return keras_dist.MirroredStrategy(**sharded)
     tasks = [f"host{index}:1" for index in range(choice.workers or 1)]
     resolver = SimpleClusterResolver(
         ClusterSpec({"worker": tasks}), task_type="worker", task_id=0
     )
-    return keras_dist.MultiWorkerMirroredStrategy(
-        resolver, optimizer_state=state
-    )
+    return keras_dist.MultiWorkerMirroredStrategy(resolver, **sharded)
 
 
 def _model_of(

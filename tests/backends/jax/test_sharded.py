@@ -123,6 +123,11 @@ def collectives_of(model, stack, **options):
     before = train_programs()
     fit(model, stack, **options)
     (program,) = [e for e in train_programs() if e not in before]
+    return collectives_in(program)
+
+
+def collectives_in(program):
+    """Kinds and bytes of a program's collectives."""
     found = []
     pattern = r"= (.*) (all-reduce|reduce-scatter|all-gather|all-to-all|\S*"
     pattern += r"permute)(?:-start)?\("
