@@ -20,7 +20,9 @@ from launch.bench_runs import BACKEND
 from launch.bench_runs import OnlyLoops
 from launch.bench_runs import Run
 from sharded.helpers import SHARDS
+from sharded.helpers import SHARDS_VARIABLES
 from sharded.helpers import shards
+from sharded.helpers import shards_variables
 
 pytestmark = pytest.mark.runs_on("torch")
 
@@ -94,10 +96,23 @@ def test_a_sharded_optimizer_is_a_part_on_each_device(arms):
     assert found["bytes_sent"] == arms["mirrored"]["bytes_sent"]
 
 
+@shards_variables
+def test_sharded_variables_are_a_part_on_each_device(arms):
+    found = arms["variables sharded"]
+    part = 3 * TRAINABLE / NUM_DEVICES
+    # The plan counts small variables, which are whole, as parts too.
+    each = dict.fromkeys(COMPUTING, pytest.approx(part, rel=0.05))
+    assert found["planned"] == each
+    assert found["measured"] == each
+    assert found["bytes_sent"] == arms["mirrored"]["bytes_sent"]
+
+
 def test_arms_are_those_that_the_backend_has(arms):
     expected = ["plain Keras", "mirrored", "central"]
     if SHARDS:
         expected.append("optimizer sharded")
+    if SHARDS_VARIABLES:
+        expected.append("variables sharded")
     assert list(arms) == expected
 
 

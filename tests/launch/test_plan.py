@@ -242,8 +242,12 @@ def test_options_become_a_plan(planned):
         "one device",
         "mirrored",
         "optimizer sharded",
+        "variables sharded",
         "central",
     }
+    sharded = content["plans"]["variables sharded"]
+    assert sharded["memory"]["device 3"]["kept"] == 3008
+    assert sharded["memory"]["device 3"]["gradients"] == 1000
     mirrored = content["plans"]["mirrored"]
     assert mirrored["memory"]["device 3"]["kept"] == 12008
     assert mirrored["bytes_sent"] == 2 * 3 * 4000
@@ -315,6 +319,13 @@ def test_numbers_go_to_a_file_beside_the_tables(invoke, tmp_path):
                 *("--optimizer-state", "sharded"),
             ),
             "has one copy",
+        ),
+        (
+            (
+                *("--params", "1", "--strategy", "central"),
+                *("--variables", "sharded"),
+            ),
+            "--variables sharded",
         ),
         (
             (

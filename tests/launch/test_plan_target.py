@@ -222,6 +222,7 @@ STRATEGIES = {
     "one-device": ("one device", "cpu:4", ()),
     "mirrored": ("mirrored", "cpu:4", ()),
     "sharded": ("optimizer sharded", "cpu:4", ("--optimizer-state", "sharded")),
+    "variables": ("variables sharded", "cpu:4", ("--variables", "sharded")),
     "multi-worker": ("mirrored", "cpu:2x2", ()),
 }
 
@@ -242,10 +243,10 @@ def test_compiled_and_computed_numbers_agree(planned, name):
     assert kept == pytest.approx(memory["kept"], rel=0.05)
     assert program["devices"] == plan["devices"] * plan["workers"]
     count = program["devices"]
-    # Without the statistics of normalization. On CPUs, a sharded state has its
-    # gradients summed whole, which is half more.
+    # Without the statistics of normalization. On CPUs, gradients of sharded
+    # variables are summed whole, which is half more.
     sent = 2 * (count - 1) / count * found["load"]["trainable"]
-    times = 1.5 if name == "sharded" else 1
+    times = 1.5 if name in ("sharded", "variables") else 1
     assert program["sent"] == pytest.approx(times * sent, rel=0.05)
     assert program["aliased"] >= program["kept"] - 8
     assert program["to_host"] == 0 and program["fits"] is None

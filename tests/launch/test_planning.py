@@ -63,6 +63,14 @@ def test_slots_are_cut_over_the_replicas_of_all_workers():
     assert memory(LOAD, placement)["gpu:0"].optimizer == 2 * 500 + 8
 
 
+def test_sharded_variables_are_cut_too():
+    placement = Placement(GPUS, (), 2, split="variables")
+    found = memory(LOAD, placement, activations=50)
+    # While a step runs, layers use whole variables: at most all at once.
+    each = Memory(550, 2 * 500 + 8, 4400 - 550, 500, 50)
+    assert found == dict.fromkeys(GPUS, each)
+
+
 def test_central_memory_is_on_the_parameter_device():
     found = memory(LOAD, Placement(GPUS, ("cpu:0",)), activations=50)
     assert found["gpu:2"] == Memory(0, 0, 4400, 4000, 50)
@@ -81,6 +89,7 @@ def test_both_ways_of_summing_send_as_much(count):
     names = GPUS[:count]
     (ring,) = transfers(LOAD, Placement(names))
     halves = transfers(LOAD, Placement(names, split="optimizer"))
+    assert halves == transfers(LOAD, Placement(names, split="variables"))
     assert ring.total == sum(half.total for half in halves)
     assert ring.total == 2 * (count - 1) * LOAD.trainable
     assert ring.sent == tuple(

@@ -118,6 +118,32 @@ def bytes_kept(what):
     ], [to_numpy(v).tolist() for v in sharded]
 
 
+def initial_values(what):
+    """A variable's values on this worker, whose generators differ."""
+    strategy = in_cluster(what)
+    index = strategy.plan.cluster.index
+    keras.utils.set_random_seed(index)
+    seeded = keras.initializers.RandomNormal(seed=index)
+    numbers = np.random.default_rng(index)
+
+    def of_the_users(shape, dtype=None):
+        return numbers.normal(size=shape).astype(dtype)
+
+    with strategy.scope():
+        return [
+            keras.Variable(initializer, shape=(7, 3), dtype="float32").numpy()
+            for initializer in ("glorot_uniform", seeded, of_the_users)
+        ] + [keras.Variable(numbers.normal(size=(7, 3))).numpy()]
+
+
+def different_variables(what):
+    """Makes a variable of another shape on each worker."""
+    strategy = in_cluster(what)
+    width = 3 + strategy.plan.cluster.index
+    with strategy.scope():
+        keras.Variable("glorot_uniform", shape=(7, width))
+
+
 def collectives(optimizer_options):
     """PyTorch: the collectives of one step, by kind."""
     strategy = in_cluster()

@@ -4,6 +4,7 @@ import functools
 import tempfile
 
 import keras
+import numpy as np
 import pytest
 
 from parity import cases
@@ -15,6 +16,7 @@ from sharded.helpers import compiled
 from sharded.helpers import elements_of_part
 from sharded.helpers import fit
 from sharded.helpers import shards
+from sharded.helpers import shards_variables
 from sharded.helpers import state_of
 from workers import clusters
 from workers import sharded_jobs
@@ -118,3 +120,18 @@ def test_each_device_keeps_its_part(shape, what):
         for own, slot in kept:
             assert own == [4 * elements_of_part(slot, count)] * devices
     assert results[0][1] == results[1][1]
+
+
+@shards_variables
+@pytest.mark.parametrize("shape", SHAPES)
+def test_all_start_with_the_chiefs_values(shape):
+    first, second = launched(sharded_jobs.initial_values, shape, VARIABLES)
+    for own, theirs in zip(first, second, strict=True):
+        np.testing.assert_array_equal(own, theirs)
+        assert np.std(own) > 0
+
+
+@shards_variables
+def test_other_variables_on_a_worker_are_an_error():
+    with pytest.raises(RuntimeError, match="Workers made different variables"):
+        launched(sharded_jobs.different_variables, (2, 1), VARIABLES)

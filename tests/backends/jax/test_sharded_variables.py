@@ -85,9 +85,9 @@ def transformer(remat=False, blocks=2, width=WIDTH):
 def convnet():
     """Images to classes, with batch normalization."""
     inputs = keras.Input((8, 8, 3))
-    x = layers.Conv2D(
-        20, 5, kernel_constraint="max_norm", use_bias=False
-    )(inputs)
+    x = layers.Conv2D(20, 5, kernel_constraint="max_norm", use_bias=False)(
+        inputs
+    )
     x = layers.BatchNormalization()(x)
     x = layers.Activation("relu")(x)
     x = layers.Flatten()(layers.Conv2D(20, 3)(x))
