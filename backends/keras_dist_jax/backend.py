@@ -21,6 +21,7 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import CompilesForTargets
+from keras_dist.plugin.powers import HasTPUs
 from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
@@ -48,6 +49,7 @@ from keras_dist_jax.machine import current_machine
 from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.target_workers import TargetWorkers
 from keras_dist_jax.topologies import machine_of
+from keras_dist_jax.tpus import tpu_places
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
@@ -55,7 +57,9 @@ runtime_internals.check()
 register_trees()
 
 
-class JaxBackend(Backend, CompilesForTargets, Differentiates, ShardsVariables):
+class JaxBackend(
+    Backend, CompilesForTargets, Differentiates, HasTPUs, ShardsVariables
+):
     """JAX on the devices of its default platform, and on the CPU's."""
 
     def __init__(self) -> None:
@@ -108,6 +112,9 @@ class JaxBackend(Backend, CompilesForTargets, Differentiates, ShardsVariables):
         watch = joining.join(cluster, options)
         self._workers = JaxWorkers(cluster, options, watch, self._cpu_gate)
         self._plain_compiler.agrees = True
+
+    def tpu_places(self) -> Sequence[Sequence[tuple[int, ...]]]:
+        return tpu_places()
 
     def executor(self, plan: Plan) -> Executor:
         if plan.num_replicas > 1:
