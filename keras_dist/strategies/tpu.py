@@ -178,13 +178,13 @@ class TPUExtended(StrategyExtended):
 
     @property
     def tpu_hardware_feature(self) -> "HardwareFeature":
-        """The `HardwareFeature`: what the TPU has for embeddings."""
+        """The `HardwareFeature`: hardware for embeddings."""
         return HardwareFeature()
 
 
 @final
 class HardwareFeature:
-    """What a TPU has for embeddings beside its cores.
+    """Hardware for embeddings, which a TPU may have beside its cores.
 
     keras_dist looks up embeddings on the cores, whatever the TPU has.
 
