@@ -243,6 +243,14 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
         return MeshLayout(devices)
     everyone = devices_of(plan.cluster, devices[0].platform)
     own = everyone[plan.cluster.index]
+    if devices[0] not in own:
+        # The hosts of a TPU have positions of their own.
+        raise ClusterError(
+            "JAX numbers the workers in another order. Received: worker "
+            f"{plan.cluster.index}, whose devices are those of JAX' process "
+            f"{devices[0].process_index}. Expected: the same number. List the "
+            "workers in the order of the TPU's hosts (TPU_WORKER_ID)."
+        )
     places = [own.index(device) for device in devices]
     return WideLayout(
         [[each[place] for place in places] for each in everyone],
