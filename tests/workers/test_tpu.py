@@ -25,6 +25,20 @@ def test_same_numbers_on_every_host(name):
         assert_same(outcome, plain(case), case.rtol)
 
 
+def test_same_numbers_on_one_core_of_each_host():
+    case = BY_NAME["batch_norm_conv_adam"]
+    for outcome in launched(tpu_jobs.train_case, case.name, [1]):
+        assert_same(outcome, plain(case), case.rtol)
+
+
+@pytest.mark.parametrize("cores", [None, [0], [1]])
+def test_replicas_of_all_hosts_meet(cores):
+    for sums, total, rows in launched(tpu_jobs.meet, cores):
+        assert sums == [10.0] * (1 if cores else 2)
+        assert total == 10.0
+        assert rows == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
 def test_each_host_knows_all_cores():
     first, second = launched(tpu_jobs.describe)
     assert first["topology"] == [
