@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from conformance.contract import contract
 from conformance.helpers import compiled
 from conformance.helpers import function
 from conformance.helpers import local
@@ -130,6 +131,7 @@ def test_running_with_options(strategy):
 
 # experimental_split_to_logical_devices and
 # experimental_replicate_to_logical_devices, one logical device each.
+@contract("L-1", "L-2", "L-3", native=False)
 def test_splitting_in_spmd_mode(resolver):
     strategy = keras_dist.TPUStrategy(
         resolver, experimental_spmd_xla_partitioning=True
