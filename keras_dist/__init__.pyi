@@ -4,6 +4,7 @@ from . import cluster_resolver
 from . import compat
 from . import experimental
 from . import testing
+from . import tpu
 from .core.context import experimental_set_strategy
 from .core.context import has_strategy
 from .core.context import in_cross_replica_context
@@ -57,6 +58,7 @@ from .strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from .strategies.one_device import OneDeviceStrategy
 from .strategies.scan import scan_steps
 from .strategies.strategy import Strategy
+from .strategies.tpu import TPUStrategy
 from .tools.summary import summary
 
 __version__: str
@@ -94,6 +96,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "StrategyMismatchError",
+    "TPUStrategy",
     "TraceError",
     "UnsupportedBackendError",
     "UnsupportedKerasError",
@@ -119,5 +122,6 @@ __all__ = [
     "set_virtual_devices",
     "summary",
     "testing",
+    "tpu",
     "value_and_grad",
 ]

@@ -9,6 +9,7 @@ from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.multi_worker_mirrored import (
     experimental_multi_worker_mirrored as MultiWorkerMirroredStrategy,
 )
+from keras_dist.strategies.tpu import experimental_tpu as TPUStrategy
 from keras_dist.tools.preemption import PreemptionCheckpointHandler
 from keras_dist.tools.preemption import TerminationConfig
 
@@ -20,6 +21,7 @@ __all__ = [
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "PreemptionCheckpointHandler",
+    "TPUStrategy",
     "TerminationConfig",
     "ValueContext",
 ]

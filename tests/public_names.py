@@ -34,6 +34,7 @@ PUBLIC = {
         "Strategy",
         "StrategyExtended",
         "StrategyMismatchError",
+        "TPUStrategy",
         "TraceError",
         "UnsupportedBackendError",
         "UnsupportedKerasError",
@@ -59,6 +60,7 @@ PUBLIC = {
         "set_virtual_devices",
         "summary",
         "testing",
+        "tpu",
         "value_and_grad",
     ],
     "keras_dist.cluster_resolver": [
@@ -116,6 +118,7 @@ PUBLIC = {
         "CommunicationOptions",
         "MultiWorkerMirroredStrategy",
         "PreemptionCheckpointHandler",
+        "TPUStrategy",
         "TerminationConfig",
         "ValueContext",
     ],
@@ -147,5 +150,15 @@ PUBLIC = {
         "MemoryBackend",
         "MemoryExecutor",
         "MemoryHome",
+    ],
+    "keras_dist.tpu": [
+        "experimental",
+    ],
+    "keras_dist.tpu.experimental": [
+        "DeviceAssignment",
+        "DeviceOrderMode",
+        "HardwareFeature",
+        "Topology",
+        "initialize_tpu_system",
     ],
 }

@@ -29,6 +29,8 @@
 # | `tf.GradientTape` | `keras_dist.value_and_grad` |
 # | `tf.nn.compute_average_loss` | `keras_dist.compute_average_loss` |
 # | `tf.config.set_logical_device_...` | `keras_dist.set_virtual_devices` |
+# | `tf.tpu.experimental` | `keras_dist.tpu.experimental` |
+# | `tf.config.experimental_connect_to_cluster` | leave it out |
 #
 # If TensorFlow is the backend, this page also runs the code of `tf.distribute`,
 # and compares the numbers. On JAX and PyTorch, you can only read that code.
@@ -249,7 +251,8 @@ plt.show()
 # | `ReduceOp` | SUM, MEAN | also MIN, MAX, PROD |
 # | compiled | `tf.function` around `run` | `keras_dist.function` on the step |
 # | `next(iterator)` in `tf.function` | works | does not work; `for` does |
-# | parameter servers, TPU | yes | not yet |
+# | TPU | yes | with JAX |
+# | parameter servers | yes | not yet |
 #
 # The section "Behavior in detail" of the README lists all differences. On
 # TensorFlow, `Strategy.from_native` makes a keras_dist strategy with the

@@ -21,6 +21,7 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import CompilesForTargets
+from keras_dist.plugin.powers import HasTPUs
 from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
@@ -49,6 +50,7 @@ from keras_dist_jax.machine import current_machine
 from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.target_workers import TargetWorkers
 from keras_dist_jax.topologies import machine_of
+from keras_dist_jax.tpus import tpu_places
 from keras_dist_jax.workers import JaxWorkers
 from keras_dist_jax.workers import devices_of
 
@@ -56,7 +58,9 @@ runtime_internals.check()
 register_trees()
 
 
-class JaxBackend(Backend, CompilesForTargets, Differentiates, ShardsVariables):
+class JaxBackend(
+    Backend, CompilesForTargets, Differentiates, HasTPUs, ShardsVariables
+):
     """JAX on the devices of its default platform, and on the CPU's."""
 
     def __init__(self) -> None:
@@ -110,6 +114,9 @@ class JaxBackend(Backend, CompilesForTargets, Differentiates, ShardsVariables):
         watch = joining.join(cluster, options)
         self._workers = JaxWorkers(cluster, options, watch, self._cpu_gate)
         self._plain_compiler.agrees = True
+
+    def tpu_places(self) -> Sequence[Sequence[tuple[int, ...]]]:
+        return tpu_places()
 
     def executor(self, plan: Plan) -> Executor:
         if plan.num_replicas > 1:
@@ -238,6 +245,14 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
         return MeshLayout(devices)
     everyone = devices_of(plan.cluster, devices[0].platform)
     own = everyone[plan.cluster.index]
+    if devices[0] not in own:
+        # The hosts of a TPU have positions of their own.
+        raise ClusterError(
+            "JAX numbers the workers in another order. Received: worker "
+            f"{plan.cluster.index}, whose devices are those of JAX' process "
+            f"{devices[0].process_index}. Expected: the same number. List the "
+            "workers in the order of the TPU's hosts (TPU_WORKER_ID)."
+        )
     places = [own.index(device) for device in devices]
     return WideLayout(
         [[each[place] for place in places] for each in everyone],

@@ -184,7 +184,7 @@ def _check(options: CommunicationOptions) -> None:
         )
     if runtime.has_started():
         raise RuntimeError(
-            "MultiWorkerMirroredStrategy must be created at program startup: "
+            "A strategy of several workers must be created at program startup: "
             "JAX has been used already. Make the strategy before you make an "
             "array or a model, and before you list devices."
         )

@@ -11,8 +11,10 @@ from typing import Any
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.base import local_accelerators
+from keras_dist.cluster_resolver.slices import worker_id
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
+from keras_dist.plugin.backend import list_devices
 
 
 def build_service(
@@ -138,6 +140,9 @@ class GCEClusterResolver(ClusterResolver):
 
 _ENDPOINTS = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
 _LOCAL = "local"
+# CPU devices in place of the TPU of this host.
+VIRTUAL = "virtual"
+_HERE = (_LOCAL, VIRTUAL)
 _PORT = "8470"
 _PROTOCOL = "grpc://"
 
@@ -146,12 +151,14 @@ class TPUClusterResolver(ClusterResolver):
     """A resolver for the addresses of a Cloud TPU's workers.
 
     It finds addresses only. Keras 3 has no counterpart of TensorFlow's remote
-    control of a TPU (`connect`, topology, system metadata): run one process on
-    each host of the TPU, with JAX.
+    control of a TPU (`connect`, system metadata): run one process on each host
+    of the TPU, with JAX. If Google Kubernetes Engine sets TPU_WORKER_ID, that
+    is the process' `task_id`. Elsewhere, assign it.
 
     Args:
         tpu: String: a TPU's name, `"grpc://host:port"` addresses separated by
-            commas, or `"local"` for the TPU of this host. By default, and if
+            commas, or `"local"` for the TPU of this host. With `"virtual"`,
+            the CPU devices of this host stand in for a TPU. By default, and if
             empty, the value of `KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS`, else of
             `TPU_NAME`, else of `TPU_CONFIG`.
         zone: String; by default this machine's zone in Google Cloud.
@@ -201,7 +208,7 @@ class TPUClusterResolver(ClusterResolver):
                 "one as 'host:port', or leave both arguments out."
             )
         self.task_type = job_name
-        self.task_id = 0
+        self.task_id = worker_id(os.environ)
         self._coordinator = (
             {coordinator_name: [coordinator_address]}
             if coordinator_name
@@ -209,7 +216,7 @@ class TPUClusterResolver(ClusterResolver):
         )
         self._tpu, zone, project = _named(tpu, zone, project)
         self._node, self._service = "", service
-        if self._tpu == _LOCAL or self._tpu.startswith(_PROTOCOL):
+        if self._tpu in _HERE or self._tpu.startswith(_PROTOCOL):
             return
         project = project or _metadata("project/project-id")
         zone = zone or _metadata("instance/zone").rsplit("/", 1)[-1]
@@ -231,7 +238,7 @@ class TPUClusterResolver(ClusterResolver):
             RuntimeError: If the TPU is not ready, or unhealthy.
             ClusterError: If there is no such TPU.
         """
-        if self._tpu == _LOCAL:
+        if self._tpu in _HERE:
             return ClusterSpec({})
         addresses = (
             self._found()
@@ -248,13 +255,18 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Returns a worker's address, by default the first worker's.
+        """Returns a worker's address, by default that of `task_id`.
 
         The result is empty for a local TPU.
         """
-        if self._tpu == _LOCAL:
+        if self._tpu in _HERE:
             return ""
         return self.address_of(task_type, task_id, rpc_layer)
+
+    @property
+    def is_virtual(self) -> bool:
+        """True if CPU devices stand in for the TPU."""
+        return self._tpu == VIRTUAL
 
     def own_rpc_layer(self) -> str | None:
         """Returns `"grpc"`."""
@@ -279,6 +291,8 @@ class TPUClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Returns the number of TPU cores of this host, whatever the task."""
+        if self.is_virtual:
+            return {"TPU": len(list_devices("cpu"))}
         return {"TPU": local_accelerators().get("TPU", 0)}
 
     def _found(self) -> list[str]:

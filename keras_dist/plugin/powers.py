@@ -30,6 +30,17 @@ class ShardsVariables(ShardsOptimizerState):
     """
 
 
+class HasTPUs(ABC):
+    """A `Backend` for machines with TPUs."""
+
+    @abstractmethod
+    def tpu_places(self) -> Sequence[Sequence[tuple[int, ...]]]:
+        """Returns the place `(x, y, z, core)` of each core of a TPU, for each
+        of its hosts, in the order of the host's devices; empty without TPUs.
+
+        A cluster has been joined before."""
+
+
 class CompilesForTargets(ABC):
     """A `Backend` that compiles for machines that are not here."""
 

@@ -12,6 +12,7 @@ from keras_dist.cluster_resolver import detect
 from keras_dist.core.device import default_devices
 from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import check_optimizer_state
@@ -45,11 +46,7 @@ class MultiWorkerStrategy(Strategy):
             shards_variables,
         )
         super().__init__(plan)
-        workers = self.executor.workers
-        if workers is not None:
-            if reason and plan.is_chief:
-                _say(reason)
-            share_random_state(get_backend(), workers)
+        start_together(self, reason)
 
     @property
     def cluster_resolver(self) -> Any:
@@ -95,6 +92,15 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
     """
 
 
+def start_together(strategy: Strategy, reason: str) -> None:
+    """Gives all workers one random state, and says why there are several."""
+    workers = strategy.executor.workers
+    if workers is not None:
+        if reason and strategy.plan.is_chief:
+            _say(reason)
+        share_random_state(get_backend(), workers)
+
+
 @functools.cache
 def _say(reason: str) -> None:
     """Prints why there is a cluster, once in each process."""
@@ -108,13 +114,6 @@ def multi_worker_plan(
     shards_variables: bool = False,
 ) -> Plan:
     """Joins the cluster, if any, and plans a replica on each device."""
-    # TensorFlow's own resolvers work too: they have the same methods.
-    if resolver is not None and not hasattr(resolver, "cluster_spec"):
-        raise TypeError(
-            "`cluster_resolver` must be a `keras_dist.cluster_resolver."
-            f"ClusterResolver`. Received: {resolver!r} of type "
-            f"{type(resolver).__name__}."
-        )
     options = CommunicationOptions() if options is None else options
     if not isinstance(options, CommunicationOptions):
         raise TypeError(
@@ -122,13 +121,8 @@ def multi_worker_plan(
             f"CommunicationOptions`. Received: {options!r} of type "
             f"{type(options).__name__}."
         )
-    cluster = None if resolver is None else cluster_of(resolver)
-    backend = get_backend()
-    if cluster is not None:
-        watch_exceptions()
-        backend.join(cluster, options)
-        note_joined()
-    devices = default_devices(backend.list_devices())
+    cluster = join_workers(resolver, options)
+    devices = default_devices(get_backend().list_devices())
     return Plan(
         tuple((device,) for device in devices),
         devices,
@@ -136,6 +130,25 @@ def multi_worker_plan(
         shards_optimizer=shards_optimizer,
         shards_variables=shards_variables,
     )
+
+
+def join_workers(
+    resolver: ClusterResolver | None, options: CommunicationOptions
+) -> Cluster | None:
+    """Joins a resolver's cluster, and returns it; `None` for one worker."""
+    # TensorFlow's own resolvers work too: they have the same methods.
+    if resolver is not None and not hasattr(resolver, "cluster_spec"):
+        raise TypeError(
+            "`cluster_resolver` must be a `keras_dist.cluster_resolver."
+            f"ClusterResolver`. Received: {resolver!r} of type "
+            f"{type(resolver).__name__}."
+        )
+    cluster = None if resolver is None else cluster_of(resolver)
+    if cluster is not None:
+        watch_exceptions()
+        get_backend().join(cluster, options)
+        note_joined()
+    return cluster
 
 
 def experimental_multi_worker_mirrored(

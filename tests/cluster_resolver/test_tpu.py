@@ -11,7 +11,9 @@ from cluster_resolver.google import tpu_service
 from conformance.contract import contract
 from keras_dist.cluster_resolver import TPUClusterResolver
 from keras_dist.cluster_resolver import cloud
+from keras_dist.cluster_resolver.slices import hosts_of_slice
 from keras_dist.errors import ClusterError
+from keras_dist.plugin.backend import list_devices
 
 READY = {"state": "READY", "health": "HEALTHY"}
 ONE = {**READY, "ipAddress": "10.1.2.3", "port": "8470"}
@@ -102,6 +104,40 @@ def test_the_tpu_of_this_host(api):
     assert not resolver.cluster_spec()
     assert resolver.master() == ""
     assert resolver.num_accelerators() == {"TPU": 0}
+
+
+@pytest.mark.parametrize("name", ["virtual", ["virtual"], None])
+def test_cpu_devices_in_place_of_a_tpu(name, environ):
+    if name is None:
+        environ["TPU_NAME"] = "virtual"
+    resolver = TPUClusterResolver(name)
+    assert resolver.is_virtual
+    assert not resolver.cluster_spec()
+    assert resolver.master() == ""
+    assert resolver.num_accelerators() == {"TPU": len(list_devices("cpu"))}
+    assert not TPUClusterResolver("local").is_virtual
+
+
+def test_the_position_of_this_host(environ):
+    environ["TPU_WORKER_ID"] = "1"
+    resolver = TPUClusterResolver(ENDPOINTS)
+    assert resolver.task_id == 1
+    assert resolver.master() == "grpc://10.120.27.6:8470"
+    for value in ("-1", "one"):
+        environ["TPU_WORKER_ID"] = value
+        with pytest.raises(ClusterError, match=f"TPU_WORKER_ID.*{value}"):
+            TPUClusterResolver(ENDPOINTS)
+
+
+def test_the_hosts_of_a_slice():
+    assert hosts_of_slice({}) is None
+    assert hosts_of_slice({"TPU_WORKER_HOSTNAMES": "localhost"}) is None
+    names = {"TPU_WORKER_HOSTNAMES": "a, b"}
+    resolver = hosts_of_slice({**names, "TPU_WORKER_ID": "1"})
+    assert resolver.cluster_spec().as_dict() == {"worker": ["a:8482", "b:8482"]}
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+    with pytest.raises(ClusterError, match="TPU_WORKER_ID.*Received: ''"):
+        hosts_of_slice(names)
 
 
 @contract("R-20", native=False)

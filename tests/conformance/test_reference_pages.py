@@ -15,7 +15,6 @@ from conformance.helpers import replica_id
 from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 from conformance.pages import DEVICES
-from conformance.pages import NOT_RUN
 from conformance.pages import PLACES
 from conformance.pages import Range
 from conformance.pages import around_run
@@ -32,12 +31,6 @@ def strategy():
 def one():
     """What `MirroredStrategy()` is on the pages, whose machine has a GPU."""
     return keras_dist.MirroredStrategy(DEVICES[:1])
-
-
-@pytest.mark.parametrize("name", NOT_RUN)
-def test_what_is_not_run_is_not_there_yet(name):
-    assert not hasattr(keras_dist, name)
-    assert not hasattr(keras_dist.experimental, name)
 
 
 # All pages: cluster_resolver of single-worker strategies.

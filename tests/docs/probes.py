@@ -87,6 +87,19 @@ def sharded():
     return _as_one_device(lambda: mirrored(optimizer_state="sharded"))
 
 
+def stand_in():
+    resolver = keras_dist.cluster_resolver.TPUClusterResolver("virtual")
+    return _as_one_device(lambda: keras_dist.TPUStrategy(resolver))
+
+
+def tpus():
+    try:
+        keras_dist.TPUStrategy()
+    except keras_dist.DeviceError as error:
+        return "not tested" if "no TPU here" in str(error) else REFUSED
+    return YES
+
+
 def devices_of_their_own():
     def device():
         names.add(str(keras.ops.ones(()).device))
@@ -309,6 +322,8 @@ PROBES = {
     '`MirroredStrategy(optimizer_state="sharded")`': sharded,
     "`CentralStorageStrategy`": central,
     "`MultiWorkerMirroredStrategy`, two processes": trains_on_workers,
+    "`TPUStrategy` with CPU devices in place of a TPU": stand_in,
+    "`TPUStrategy` on a TPU": tpus,
     "virtual CPU devices that are separate devices": devices_of_their_own,
     "`evaluate`, `predict`, `save`": evaluate_predict_and_save,
     "`compile(jit_compile=True)`": jit_compile,

@@ -25,6 +25,8 @@ MODULES = (
     "keras_dist.launch",
     "keras_dist.plugins",
     "keras_dist.testing",
+    "keras_dist.tpu",
+    "keras_dist.tpu.experimental",
 )
 # What modules of ours use of each other's objects, and nobody else should.
 INTERNAL = {

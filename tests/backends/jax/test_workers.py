@@ -4,6 +4,7 @@ import functools
 import importlib
 import re
 import threading
+from types import SimpleNamespace
 
 import jax
 import keras
@@ -12,10 +13,13 @@ import pytest
 import worker_jobs
 
 import keras_dist
+from keras_dist.core.device import Device
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
+from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
 from keras_dist.launch.addresses import free_addresses
+from keras_dist_jax import backend
 from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
 from keras_dist_jax.addresses import AddressError
@@ -146,6 +150,14 @@ def test_no_cluster_is_joined_once_jax_has_started():
     keras.ops.zeros(())
     with pytest.raises(RuntimeError, match="must be created at program start"):
         joining.join(CLUSTER, CommunicationOptions())
+
+
+def test_workers_in_another_order_than_the_hosts(monkeypatch):
+    others = [SimpleNamespace(id=9), *jax.local_devices()[1:]]
+    monkeypatch.setattr(backend, "devices_of", lambda *_: [others, others])
+    cpu = Device("cpu", 0)
+    with pytest.raises(ClusterError, match="worker 0.*process 0.*TPU_WORKER"):
+        backend.mesh_of(Plan(((cpu,),), (cpu,), CLUSTER), SimpleNamespace())
 
 
 def test_gradients_have_no_dtype_of_their_own():

@@ -1,0 +1,231 @@
+"""TPUStrategy: a copy of the model on each core of a TPU."""
+
+import enum
+import warnings
+from typing import Any
+from typing import final
+
+from keras_dist.core.device import Device
+from keras_dist.core.device import resolve_devices
+from keras_dist.core.device_assignment import DeviceAssignment
+from keras_dist.core.plan import Plan
+from keras_dist.plugin.powers import check_optimizer_state
+from keras_dist.plugin.powers import check_variables
+from keras_dist.strategies.extended import StrategyExtended
+from keras_dist.strategies.multi_worker_mirrored import start_together
+from keras_dist.strategies.strategy import Strategy
+from keras_dist.strategies.tpu_system import TPUSystem
+from keras_dist.strategies.tpu_system import find_tpus
+
+
+@final
+class TPUStrategy(Strategy):
+    """Synchronous training on the cores of a TPU.
+
+    Each core is a replica, with a copy of every variable, as in a
+    `MirroredStrategy`. On a TPU with several hosts, run the same script on
+    each of them, and create the strategy before anything uses the framework.
+    TPUs need the JAX backend. To try a program without a TPU, let the CPU
+    devices stand in for its cores: pass `TPUClusterResolver("virtual")`, or
+    set the environment variable TPU_NAME to `virtual`.
+
+    Args:
+        tpu_cluster_resolver: A `TPUClusterResolver`, another
+            `ClusterResolver` of the workers on the TPU's hosts, or `None` for
+            the TPU of this host. Without addresses, the workers are those that
+            the environment variables of a launcher name, or of the slice
+            (TPU_WORKER_HOSTNAMES and TPU_WORKER_ID).
+        experimental_device_assignment: A
+            `keras_dist.tpu.experimental.DeviceAssignment` with one core for
+            each replica, or `None` for all cores. On several hosts, it must
+            have the same cores of each, and replicas are in the hosts' order.
+        experimental_spmd_xla_partitioning: Boolean. If true,
+            `experimental_assign_to_logical_device` raises `ValueError`.
+        optimizer_state: String, `"mirrored"` or `"sharded"`, as in a
+            `MultiWorkerMirroredStrategy`.
+        variables: String, `"mirrored"` or `"sharded"`, as in a
+            `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        DeviceError: If there is no TPU, or if the assignment has other cores.
+        NotImplementedError: If a replica would have several cores.
+        ClusterError: If the workers can't be determined, can't be reached, or
+            are not on all hosts.
+        ValueError: If `optimizer_state` or `variables` is any other value.
+
+    Example:
+
+    >>> resolver = keras_dist.cluster_resolver.TPUClusterResolver("virtual")
+    >>> strategy = keras_dist.TPUStrategy(resolver)
+    >>> strategy.num_replicas_in_sync == len(keras_dist.list_devices("cpu"))
+    True
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: Any = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+        optimizer_state: str = "mirrored",
+        variables: str = "mirrored",
+    ) -> None:
+        shards_optimizer = check_optimizer_state(optimizer_state)
+        shards_variables = check_variables(variables)
+        _check_assignment(experimental_device_assignment)
+        system = find_tpus(tpu_cluster_resolver)
+        devices = _devices(system, experimental_device_assignment)
+        self._cluster_resolver = system.resolver
+        self._is_spmd = experimental_spmd_xla_partitioning
+        plan = Plan(
+            tuple((device,) for device in devices),
+            devices,
+            system.cluster,
+            shards_optimizer=shards_optimizer,
+            shards_variables=shards_variables,
+        )
+        super().__init__(plan)
+        start_together(self, system.reason)
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The resolver in use; by default a `TPUClusterResolver`."""
+        return self._cluster_resolver
+
+    @property
+    def extended(self) -> "TPUExtended":
+        """The `StrategyExtended`, with the properties of a TPU's hosts."""
+        return TPUExtended(self)
+
+    def experimental_assign_to_logical_device(
+        self, tensor: Any, logical_device_id: int
+    ) -> Any:
+        if self._is_spmd:
+            raise ValueError(
+                "In SPMD mode, a tensor can't be assigned to one logical "
+                f"device. Received: logical_device_id={logical_device_id!r}. "
+                "Make the TPUStrategy with "
+                "`experimental_spmd_xla_partitioning=False`."
+            )
+        return super().experimental_assign_to_logical_device(
+            tensor, logical_device_id
+        )
+
+
+def _check_assignment(assignment: Any) -> None:
+    if assignment is None:
+        return
+    if not isinstance(assignment, DeviceAssignment):
+        raise TypeError(
+            "`experimental_device_assignment` must be a `keras_dist.tpu."
+            f"experimental.DeviceAssignment`. Received: {assignment!r} of "
+            f"type {type(assignment).__name__}."
+        )
+    if assignment.num_cores_per_replica != 1:
+        raise NotImplementedError(
+            "A replica can't have several cores, as logical devices, yet. "
+            "Received: an assignment with "
+            f"{assignment.num_cores_per_replica} cores for each replica. "
+            "Expected: 1. If the model does not fit on one core, pass "
+            "`variables='sharded'`."
+        )
+
+
+def _devices(
+    system: TPUSystem, assignment: DeviceAssignment | None
+) -> tuple[Device, ...]:
+    """Returns this worker's devices that compute, in replica order."""
+    if assignment is None:
+        return system.devices
+    by_task: dict[int, list[int]] = {}
+    for replica in range(assignment.num_replicas):
+        task = assignment.topology.task_ordinal_at_coordinates(
+            assignment.coordinates(replica, 0)
+        )
+        by_task.setdefault(task, []).append(assignment.tpu_ordinal(replica))
+    num_hosts = len(system.places)
+    every = [sorted(ordinals) for ordinals in by_task.values()]
+    if sorted(by_task) != list(range(num_hosts)) or any(
+        ordinals != every[0] for ordinals in every
+    ):
+        raise ValueError(
+            "A device assignment needs replicas on each host, on the same "
+            f"cores of each. Received: cores by task, {by_task}. Expected: "
+            f"tasks 0 to {num_hosts - 1}. Build it with the topology that "
+            "`initialize_tpu_system` returns."
+        )
+    kind = system.devices[0].type
+    chosen = by_task[0] if num_hosts == 1 else every[0]
+    return resolve_devices(
+        [Device(kind, ordinal) for ordinal in chosen],
+        system.devices,
+        "experimental_device_assignment",
+    )
+
+
+@final
+class TPUExtended(StrategyExtended):
+    """`strategy.extended` of a `TPUStrategy`."""
+
+    @property
+    def num_hosts(self) -> int:
+        """Number of hosts with replicas, each of which has a worker."""
+        return self._strategy.plan.num_workers
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        """Number of replicas of each host."""
+        return self._strategy.plan.num_local_replicas
+
+    @property
+    def tpu_hardware_feature(self) -> "HardwareFeature":
+        """The `HardwareFeature`: hardware for embeddings."""
+        return HardwareFeature()
+
+
+@final
+class HardwareFeature:
+    """Hardware for embeddings, which a TPU may have beside its cores.
+
+    keras_dist looks up embeddings on the cores, whatever the TPU has.
+
+    Example:
+
+    >>> keras_dist.tpu.experimental.HardwareFeature().embedding_feature.value
+    'UNSUPPORTED'
+    """
+
+    class EmbeddingFeature(enum.Enum):
+        """Versions of the hardware: `UNSUPPORTED`, `V1` and `V2`."""
+
+        UNSUPPORTED = "UNSUPPORTED"
+        V1 = "V1"
+        V2 = "V2"
+
+    @property
+    def embedding_feature(self) -> EmbeddingFeature:
+        """`UNSUPPORTED`, since no hardware for embeddings is used."""
+        return self.EmbeddingFeature.UNSUPPORTED
+
+    @property
+    def num_embedding_devices_per_chip(self) -> int:
+        """0, since no hardware for embeddings is used."""
+        return 0
+
+
+def experimental_tpu(
+    tpu_cluster_resolver: Any = None,
+    device_assignment: DeviceAssignment | None = None,
+) -> TPUStrategy:
+    """Creates a `keras_dist.TPUStrategy`; deprecated.
+
+    Args:
+        tpu_cluster_resolver: A `TPUClusterResolver`, or `None`.
+        device_assignment: A `DeviceAssignment`, or `None` for all cores.
+    """
+    warnings.warn(
+        "`experimental.TPUStrategy` is deprecated. Use "
+        "`keras_dist.TPUStrategy`.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return TPUStrategy(tpu_cluster_resolver, device_assignment)
