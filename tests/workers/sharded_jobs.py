@@ -119,21 +119,25 @@ def bytes_kept(what):
 
 
 def initial_values(what):
-    """A variable's values on this worker, whose generators differ."""
+    """Variables' values, and those of plain ones, by this worker's draws."""
     strategy = in_cluster(what)
-    index = strategy.plan.cluster.index
-    keras.utils.set_random_seed(index)
-    seeded = keras.initializers.RandomNormal(seed=index)
-    numbers = np.random.default_rng(index)
-
-    def of_the_users(shape, dtype=None):
-        return numbers.normal(size=shape).astype(dtype)
-
     with strategy.scope():
-        return [
-            keras.Variable(initializer, shape=(7, 3), dtype="float32").numpy()
-            for initializer in ("glorot_uniform", seeded, of_the_users)
-        ] + [keras.Variable(numbers.normal(size=(7, 3))).numpy()]
+        values = drawn(strategy.plan.cluster.index)
+    return values, drawn(strategy.plan.cluster.index)
+
+
+def drawn(seed):
+    """Variables' values, drawn in several ways by a seed."""
+    keras.utils.set_random_seed(seed)
+    numbers = np.random.default_rng(seed)
+    ways = (
+        "glorot_uniform",
+        keras.initializers.RandomNormal(seed=seed),
+        lambda shape, dtype: numbers.normal(size=shape).astype(dtype),
+    )
+    made = [keras.Variable(way, shape=(7, 3), dtype="float32") for way in ways]
+    made.append(keras.Variable(numbers.normal(size=(7, 3))))
+    return [to_numpy(variable) for variable in made]
 
 
 def different_variables(what):
