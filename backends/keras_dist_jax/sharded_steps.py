@@ -26,7 +26,7 @@ from keras_dist_jax.shards import Shards
 
 
 class Sharding:
-    """Which variables a plan shards, and the steps that use them."""
+    """Shards the variables that a plan says, and makes steps that use them."""
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self._plan = plan

@@ -97,6 +97,7 @@ def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
         "works": True,
         "devices": seen["devices"],
         "shards_optimizer": seen["shards_optimizer"],
+        "shards_variables": seen["shards_variables"],
         "cluster": seen["cluster"],
     }
 

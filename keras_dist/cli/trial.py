@@ -22,6 +22,8 @@ from keras_dist.planning import tables
 
 # The model that is trained unless the user names another one.
 OWN_MODEL = "keras_dist.cli.jobs.digits:make"
+# What replicas may keep in parts, and the kind of the strategy.
+_SHARDED = {"optimizer": "sharded", "variables": "variables"}
 
 
 class RowPlace(enum.Enum):
@@ -89,12 +91,13 @@ def rows_for(
         for count in several
     ]
     rows.append(_training(model, "central storage", "central", two))
-    if seen["shards_optimizer"]:
-        rows.append(_training(model, "sharded optimizer", "sharded", two))
-    else:
-        reason = f"{backend.name} keeps the optimizer's state mirrored"
-        fix = "use another backend if you need a sharded state"
-        rows.append(Row("sharded optimizer", reason=reason, fix=fix))
+    for name, kind in _SHARDED.items():
+        if seen[f"shards_{name}"]:
+            rows.append(_training(model, f"sharded {name}", kind, two))
+            continue
+        reason = f"{backend.name} keeps it mirrored"
+        fix = "use another backend if you need it sharded"
+        rows.append(Row(f"sharded {name}", reason=reason, fix=fix))
     if model == OWN_MODEL:
         rows.append(_collectives("run, reduce, gather", two))
     return [

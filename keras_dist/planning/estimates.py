@@ -157,11 +157,10 @@ def memory(
         state = load.optimizer(count if placement.split else 1)
         each = Memory(load.weights, state, 0, load.trainable, activations)
         if placement.split == ALL_SPLIT:
-            own, gradients = (
-                math.ceil(n / count) for n in (load.weights, load.trainable)
-            )
-            copies = load.weights - own
-            each = Memory(own, state, copies, gradients, activations)
+            part = math.ceil(load.weights / count)
+            gradients = math.ceil(load.trainable / count)
+            copies = load.weights - part
+            each = Memory(part, state, copies, gradients, activations)
         return dict.fromkeys(placement.devices, each)
     result = {}
     for name in placement.all_devices:

@@ -87,6 +87,10 @@ def sharded():
     return _as_one_device(lambda: mirrored(optimizer_state="sharded"))
 
 
+def sharded_variables():
+    return _as_one_device(lambda: mirrored(variables="sharded"))
+
+
 def stand_in():
     resolver = keras_dist.cluster_resolver.TPUClusterResolver("virtual")
     return _as_one_device(lambda: keras_dist.TPUStrategy(resolver))
@@ -320,6 +324,7 @@ PROBES = {
     "`OneDeviceStrategy`": one_device,
     "`MirroredStrategy`": several_devices,
     '`MirroredStrategy(optimizer_state="sharded")`': sharded,
+    '`MirroredStrategy(variables="sharded")`': sharded_variables,
     "`CentralStorageStrategy`": central,
     "`MultiWorkerMirroredStrategy`, two processes": trains_on_workers,
     "`TPUStrategy` with CPU devices in place of a TPU": stand_in,

@@ -43,6 +43,7 @@ count = int(os.environ["KERAS_DIST_VIRTUAL_DEVICES"])
 say({
     "devices": [*accelerators, *(f"cpu:{i}" for i in range(count))],
     "shards_optimizer": True,
+    "shards_variables": True,
     "cluster": {"reason": "alone"},
 })
 for line in sys.stdin:
@@ -181,8 +182,8 @@ def test_a_crash_a_hang_and_wrong_numbers_are_a_rows_failure(fake, monkeypatch):
     assert results["run"]["fix"] == "do what the message says"
     # The first one, and one after the crash and after the hang.
     assert len(starts) == 3
-    assert (found["passed"], found["failed"]) == (1, 5)
-    assert "1 passed, 5 failed, 2 skipped" in outcome.output
+    assert (found["passed"], found["failed"]) == (2, 5)
+    assert "2 passed, 5 failed, 2 skipped" in outcome.output
 
 
 def test_a_backend_that_does_not_start_fails_with_its_last_line(fake):
@@ -266,7 +267,11 @@ def test_accelerators_have_a_process_of_their_own(fake):
 
 
 def test_what_is_tried():
-    seen = {"devices": ["cpu:0"], "shards_optimizer": False}
+    seen = {
+        "devices": ["cpu:0"],
+        "shards_optimizer": False,
+        "shards_variables": False,
+    }
     rows = {
         row.name: row for row in rows_for(backend("b"), seen, Settings(0, 3))
     }

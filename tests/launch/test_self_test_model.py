@@ -68,7 +68,11 @@ def test_a_function_that_is_not_there_is_named(tmp_path):
 
 
 def test_each_way_is_tried_with_the_users_model():
-    seen = {"devices": ["cpu:0", "gpu:0", "gpu:1"], "shards_optimizer": True}
+    seen = {
+        "devices": ["cpu:0", "gpu:0", "gpu:1"],
+        "shards_optimizer": True,
+        "shards_variables": True,
+    }
     settings = Settings(workers=2, devices=2, model="mine:make")
     rows = rows_for(
         InstalledBackend("there", "there:Backend", "1"), seen, settings
@@ -78,6 +82,7 @@ def test_each_way_is_tried_with_the_users_model():
         ("mirrored, cpu:0-1", "verify"),
         ("central storage, cpu:0-1", "verify"),
         ("sharded optimizer, cpu:0-1", "verify"),
+        ("sharded variables, cpu:0-1", "verify"),
         ("mirrored, gpu:0-1", "verify"),
         ("2 workers", "verify workers"),
     ]

@@ -81,7 +81,9 @@ def strategy_of(choice: Choice, target: Target) -> Any:
     """Makes the chosen strategy on the devices of a target."""
     if choice.strategy == "one-device":
         return keras_dist.OneDeviceStrategy(f"{target.kind.platform}:0")
-    sharded = {_ARGUMENTS[choice.split]: "sharded"} if choice.split else {}
+    sharded: dict[str, Any] = {}
+    if choice.split is not None:
+        sharded[_ARGUMENTS[choice.split]] = "sharded"
     if choice.strategy == "central":
         return keras_dist.CentralStorageStrategy()
     if choice.strategy == "mirrored":
