@@ -257,6 +257,5 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
     return WideLayout(
         [[each[place] for place in places] for each in everyone],
         plan.cluster.index,
-        workers.exchange,
-        workers.gather,
+        workers,
     )

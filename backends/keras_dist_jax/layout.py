@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -89,9 +90,16 @@ class Layout(ABC):
         """Converts an array that a program gave to the one that users get."""
         return array
 
-    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
-        """Copies a sharded array to host memory, with all workers' parts."""
+    def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
+        """Copies a sharded array to host memory, with all workers' parts.
+
+        All workers have to read the array of the same name.
+        """
         return arrays.own_part(array)
+
+    def chiefs(self, value: Any, name: str) -> Any:
+        """Returns the chief's value, for all workers to assign."""
+        return value
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         """Returns all replicas' shapes of values, by one exchange."""
@@ -241,6 +249,22 @@ class MeshLayout(Layout):
         )
 
 
+class LayoutWorkers(Protocol):
+    """The collectives of workers that a layout over several of them needs."""
+
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Returns each worker's numbers."""
+
+    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """Returns each worker's tensors."""
+
+    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+        """Returns the chief's tensors."""
+
+    def meet(self, what: str) -> None:
+        """Waits for all workers, which have to come for the same."""
+
+
 class WideLayout(MeshLayout):
     """State on each device of each worker, with batches cut over all."""
 
@@ -250,8 +274,7 @@ class WideLayout(MeshLayout):
         self,
         devices: Sequence[Sequence[Any]],
         worker: int,
-        exchange: Callable[[list[int]], list[list[int]]],
-        gather: Callable[[list[Any]], list[list[Any]]],
+        workers: "LayoutWorkers",
     ) -> None:
         own = devices[worker]
         super().__init__(own)
@@ -262,8 +285,7 @@ class WideLayout(MeshLayout):
         self.num_replicas = len(devices) * len(own)
         self.first = worker * len(own)
         self._num_workers = len(devices)
-        self._exchange = exchange
-        self._gather = gather
+        self._workers = workers
 
     def holds(self, array: Any) -> bool:
         return super().holds(array) and array.committed
@@ -298,16 +320,22 @@ class WideLayout(MeshLayout):
             return array
         return array.addressable_data(0)
 
-    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
-        found = self._gather([arrays.own_part(array)])
+    def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
+        jax.block_until_ready(array)
+        self._workers.meet(name)
+        found = self._workers.gather([arrays.own_part(array)])
         parts = [np.asarray(own) for (own,) in found]
         return np.concatenate(parts, arrays.axis_of(array))
+
+    def chiefs(self, value: Any, name: str) -> Any:
+        self._workers.meet(f"{name}, to assign it")
+        return self._workers.broadcast([value])[0]
 
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         numbers = [n for value in shapes for shape in value for n in shape]
         if not numbers:
             return [value * self._num_workers for value in shapes]
-        found = self._exchange(numbers)
+        found = self._workers.exchange(numbers)
         everyones: list[Shapes] = [() for _ in shapes]
         for own in found:
             rest = iter(own)

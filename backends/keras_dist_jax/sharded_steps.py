@@ -48,10 +48,14 @@ class Sharding:
 
     def shard_state(self, optimizer: Any) -> None:
         """Shards the variables that a built optimizer has for others."""
+        trained = internals.trained_by(optimizer)
         if not self._plan.shards_optimizer:
+            # Those that were made outside of the scope.
+            for variable in filter(shards.is_large, optimizer.variables):
+                adopt_slot(variable, trained[0])
+                shards.split(variable, self._layout)
             return
         check_optimizer(optimizer)
-        trained = internals.trained_by(optimizer)
         check_variables(trained)
         shapes = {tuple(variable.shape) for variable in trained} - {()}
         for variable in optimizer.variables:
@@ -233,7 +237,7 @@ def value_in(variable: keras.Variable, array: Any) -> Any:
     own = shards.shards_of(variable)
     if isinstance(array, jax.core.Tracer):
         return own.whole(array)
-    return own.placed(own.on_host(array))
+    return own.placed(own.on_host(array, variable.path))
 
 
 def array_in(variable: keras.Variable, value: Any, layout: Layout) -> Any:

@@ -80,9 +80,11 @@ class Shards:
             return value
         return jax.lax.with_sharding_constraint(value, self.sharding)
 
-    def on_host(self, array: Any) -> np.ndarray[Any, Any]:
+    def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
         """Returns the whole value of an array, in host memory."""
-        found: np.ndarray[Any, Any] = self.whole(self.layout.on_host(array))
+        found: np.ndarray[Any, Any] = self.whole(
+            self.layout.on_host(array, name)
+        )
         return found
 
     def placed(self, value: Any) -> Any:
@@ -183,7 +185,7 @@ def gathered_on_host(variable: keras.Variable) -> np.ndarray[Any, Any]:
     """Returns the whole value in host memory; all workers call it."""
     # A variable may be read while a function is traced.
     with eagerly():
-        return shards_of(variable).on_host(stored(variable))
+        return shards_of(variable).on_host(stored(variable), variable.path)
 
 
 def value_of(variable: keras.Variable) -> Any:
@@ -206,6 +208,7 @@ def set_value(variable: keras.Variable, value: Any) -> None:
     elif shards.requests is not None:
         shards.requests.write(variable, value)
     else:
+        value = shards.layout.chiefs(value, variable.path)
         set_array(variable, shards.put(value))
 
 

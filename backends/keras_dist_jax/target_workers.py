@@ -32,6 +32,9 @@ class TargetWorkers(JaxWorkers):
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         return [list(numbers) for _ in range(self.cluster.num_workers)]
 
+    def meet(self, what: str) -> None:
+        """There is nobody to wait for."""
+
     def watched(self, gate: Gate) -> Gate:
         return gate
 

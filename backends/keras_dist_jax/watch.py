@@ -16,7 +16,6 @@ from typing import NamedTuple
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import WorkerLostError
-from keras_dist.plugin.heartbeats import FOLDER
 from keras_dist.plugin.heartbeats import INTERVAL
 from keras_dist.plugin.heartbeats import SILENCE
 from keras_dist.plugin.heartbeats import Blackboard
@@ -41,7 +40,8 @@ class CoordinatorBoard(Blackboard):
         self._client.key_value_set(key, text, True)
 
     def read(self, keys: Sequence[str]) -> list[str]:
-        found = dict(self._client.key_value_dir_get(FOLDER))
+        folder = keys[0].rpartition("/")[0]
+        found = dict(self._client.key_value_dir_get(f"{folder}/"))
         return [found.get(key, "") for key in keys]
 
 
@@ -51,8 +51,8 @@ class Watch(SignsOfLife):
     def __init__(
         self, client: Any, cluster: Cluster, timeout: float | None
     ) -> None:
-        board = CoordinatorBoard(client)
-        super().__init__(cluster, board, INTERVAL, 4 * INTERVAL)
+        self.board = CoordinatorBoard(client)
+        super().__init__(cluster, self.board, INTERVAL, 4 * INTERVAL)
         self._texts = dict.fromkeys(self._others, _LIVES)
         self._timeout = timeout or SILENCE
         self._patience = timeout or DEFAULT_PATIENCE
@@ -76,6 +76,10 @@ class Watch(SignsOfLife):
         self._waits_since = None
         if pending is not None:
             self._pending = pending, time.monotonic()
+
+    def is_waiting(self, index: int) -> bool:
+        """Tells whether another worker waited for others lately."""
+        return index not in self._free
 
     def check(self) -> None:
         """Raises an error that names the lost workers, if any are known."""

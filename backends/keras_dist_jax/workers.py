@@ -28,6 +28,7 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate
 from keras_dist_jax.machine import devices_by_worker
+from keras_dist_jax.meetings import Meetings
 from keras_dist_jax.watch import Watch
 
 _AXIS = "worker"
@@ -48,6 +49,7 @@ class JaxWorkers(Workers):
     ) -> None:
         super().__init__(cluster, options)
         self._watch = watch
+        self._meetings = Meetings(cluster, watch)
         self._gates: dict[int | None, WatchedGate] = {}
         self._gate = self.watched(gate)
         self._device = jax.local_devices()[0]
@@ -147,6 +149,10 @@ class JaxWorkers(Workers):
             for each, more in zip(everyone, found, strict=True):
                 each.extend(int(n) for n in more)
         return everyone
+
+    def meet(self, what: str) -> None:
+        """Waits for all workers, which have to come for the same."""
+        self._meetings.meet(what)
 
     def explain(self, error: BaseException) -> BaseException:
         if isinstance(error, WorkerLostError):

@@ -148,6 +148,47 @@ def different_variables(what):
         keras.Variable("glorot_uniform", shape=(7, width))
 
 
+def apart(what, way):
+    """Reads or assigns variables otherwise than the other worker does."""
+    from keras_dist_jax import meetings
+
+    meetings._LATE = 3.0
+    strategy = in_cluster(what)
+    is_chief = strategy.plan.is_chief
+    with strategy.scope():
+        first, second = (keras.Variable(np.full((4, 4), i)) for i in (1.0, 2.0))
+        model = compiled(strategy)
+    if way == "swapped":
+        (first if is_chief else second).numpy()
+    elif way == "read":
+        reads = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: (
+                is_chief and model.get_weights()
+            )
+        )
+        fit(model, callbacks=[reads])
+    elif way == "saved":
+        saves = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: (
+                is_chief and model.save_weights("/never/x.weights.h5")
+            )
+        )
+        fit(model, callbacks=[saves])
+    elif way == "assigned alone" and is_chief:
+        first.assign(np.full((4, 4), 5.0))
+    elif way == "assigned alone":
+        fit(model)
+
+
+def assigned(what):
+    """A variable's values after each worker has assigned its own value."""
+    strategy = in_cluster(what)
+    with strategy.scope():
+        variable = keras.Variable(np.zeros((4, 4)))
+    variable.assign(np.full((4, 4), 5.0 + strategy.plan.cluster.index))
+    return np.unique(variable.numpy()).tolist()
+
+
 def collectives(optimizer_options):
     """PyTorch: the collectives of one step, by kind."""
     strategy = in_cluster()

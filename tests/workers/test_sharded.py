@@ -140,3 +140,16 @@ def test_all_start_with_the_chiefs_values(shape):
 def test_other_variables_on_a_worker_are_an_error():
     with pytest.raises(RuntimeError, match="Workers made different variables"):
         launched(sharded_jobs.different_variables, (2, 1), VARIABLES)
+
+
+@shards_variables
+@pytest.mark.parametrize("way", ["swapped", "read", "saved", "assigned alone"])
+def test_workers_that_are_apart_are_an_error_and_exchange_nothing(way):
+    with pytest.raises(RuntimeError, match="all workers have to"):
+        launched(sharded_jobs.apart, (2, 1), VARIABLES, way)
+
+
+@shards_variables
+def test_the_chiefs_value_is_assigned():
+    found = launched(sharded_jobs.assigned, (2, 2), VARIABLES)
+    assert found == [[5.0], [5.0]]

@@ -1,0 +1,87 @@
+"""Meetings of all workers by name, before a collective of theirs.
+
+Collectives have no names: workers that are at different ones would exchange
+wrong values, or wait for ever.
+"""
+
+import time
+
+from keras_dist.core.plan import Cluster
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist_jax.watch import Watch
+
+_FOLDER = "keras_dist/meetings/"
+# Seconds. A worker that is late, and waits for others for so long, will not
+# come: what it waits for needs this worker.
+_LATE = 15.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+
+
+class Meetings:
+    """Meetings in the table of JAX's coordinator."""
+
+    def __init__(self, cluster: Cluster, watch: Watch) -> None:
+        self._cluster = cluster
+        self._watch = watch
+        self._count = 0
+        self._others = [
+            i for i in range(cluster.num_workers) if i != cluster.index
+        ]
+
+    def meet(self, what: str) -> None:
+        """Waits until all workers are here, for the same.
+
+        Raises:
+            ReplicaDivergenceError: If another worker is at something else.
+            WorkerLostError: If another worker is lost.
+        """
+        self._count += 1
+        board = self._watch.board
+        own = f"{self._count} {what}"
+        board.write(f"{_FOLDER}{self._cluster.index}", own)
+        self._watch.enter()
+        try:
+            self._wait(own)
+        finally:
+            self._watch.exit()
+
+    def _wait(self, own: str) -> None:
+        pause, busy_since = _FIRST_PAUSE, dict.fromkeys(self._others, 0.0)
+        keys = [f"{_FOLDER}{index}" for index in self._others]
+        while True:
+            texts = self._watch.board.read(keys)
+            late = {}
+            for index, text in zip(self._others, texts, strict=True):
+                count = int(text.partition(" ")[0] or 0)
+                if count == self._count and text != own:
+                    raise _apart(own, f"worker {index} is at {_name(text)}")
+                if count < self._count:
+                    late[index] = text
+            if not late:
+                return
+            self._watch.check()
+            now = time.monotonic()
+            for index in late:
+                if not self._watch.is_waiting(index):
+                    busy_since[index] = now
+                busy_since[index] = busy_since[index] or now
+                if now - busy_since[index] > _LATE:
+                    raise _apart(
+                        own, f"worker {index} waits for something else"
+                    )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _name(text: str) -> str:
+    return f"'{text.partition(' ')[2]}'"
+
+
+def _apart(own: str, other: str) -> ReplicaDivergenceError:
+    return ReplicaDivergenceError(
+        "Each worker has a part of a sharded variable, so all workers have to "
+        f"read, assign and save together. Received: this worker is at "
+        f"{_name(own)}, and {other}. Expected: the same in the same order on "
+        "every worker. Take it out of code that only some workers run, such as "
+        "`if task_id == 0` or a callback that only the chief has."
+    )
