@@ -112,7 +112,11 @@ def check_optimizer_state(optimizer_state: str) -> bool:
 def check_variables(variables: str) -> bool:
     """Returns true for `"sharded"` and false for `"mirrored"`."""
     return _is_sharded(
-        "variables", variables, "variables", ShardsVariables, "'jax'"
+        "variables",
+        variables,
+        "variables",
+        ShardsVariables,
+        "'jax' or 'torch'",
     )
 
 

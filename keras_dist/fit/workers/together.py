@@ -44,26 +44,25 @@ SAVING = ("save", "save_weights", "export")
 def readable_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Lets the chief alone read a model's optimizer inside the context."""
-    return _optimizer_made_whole(model, writes=False)
+    """Lets the chief alone read a model's variables inside the context."""
+    return _made_whole(model, writes=False)
 
 
 def written_by_chief(
     model: keras.Model,
 ) -> contextlib.AbstractContextManager[Any]:
-    """Lets the chief alone assign a model's optimizer inside the context."""
-    return _optimizer_made_whole(model, writes=True)
+    """Lets the chief alone assign a model's variables inside the context."""
+    return _made_whole(model, writes=True)
 
 
-def _optimizer_made_whole(
+def _made_whole(
     model: keras.Model, writes: bool
 ) -> contextlib.AbstractContextManager[Any]:
-    """Makes an optimizer in parts whole; every worker enters the context."""
-    optimizer: Any = getattr(model, "optimizer", None)
-    executor = getattr(strategy_of(optimizer), "executor", None)
+    """Makes variables in parts whole; every worker enters the context."""
+    executor = getattr(strategy_of(model), "executor", None)
     if not isinstance(executor, KeepsParts):
         return contextlib.nullcontext()
-    variables = list(optimizer.variables)
+    variables = keras_internals.all_variables(model)
     if writes:
         return executor.written_by_chief(variables)
     return executor.readable_by_chief(variables)

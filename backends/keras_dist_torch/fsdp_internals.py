@@ -1,0 +1,74 @@
+"""The door to PyTorch's private names for sharded variables.
+
+It is apart from `torch_internals`, because importing these takes long.
+
+| name | why |
+|---|---|
+| `GroupMember` | workers' default process group is hidden from Keras |
+| `_get_module_fsdp_state` | which layers are sharded, and by which model |
+| `FSDPState._lazy_init` | the model is the root, whatever is called first |
+| `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
+| `FSDPState._fsdp_param_groups` | a failed step leaves layers whole |
+
+If one of them moves, `private` raises an error with its name.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from keras_dist.internals.private_names import private
+
+GroupMember = private("torch.distributed.distributed_c10d.GroupMember")
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+state_of = private(f"{_STATE}._get_module_fsdp_state")
+_State = private(f"{_STATE}.FSDPState")
+_Context = private(f"{_STATE}.FSDPStateContext")
+private(f"{_STATE}.FSDPState._lazy_init")
+
+
+def shard_module(module: torch.nn.Module, **options: Any) -> None:
+    """Shards a module whose gradients are summed; its class stays as it is.
+
+    FSDP's class would show in a layer's configuration and in saved files.
+    """
+    own = module.__class__
+    fully_shard(module, reshard_after_forward=True, **options)
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    object.__setattr__(module, "__class__", own)
+
+
+def make_root(module: torch.nn.Module) -> None:
+    """Makes a sharded module the root of all sharded modules in it."""
+    states = _states_in(module)
+    root = state_of(module)
+    if all(state._state_ctx is root._state_ctx for state in states) and (
+        root._is_root
+    ):
+        return
+    for state in states:
+        state._is_root = None
+    root._state_ctx = _Context()
+    root._lazy_init()
+
+
+def reset(module: torch.nn.Module) -> None:
+    """Ends a failed step of a root: its modules' parameters are in parts."""
+    root = state_of(module)
+    if root is None:
+        return
+    if "_reset_iter_state" in vars(_State):  # from PyTorch 2.13
+        root._reset_iter_state()
+        return
+    for state in _states_in(module):
+        for group in state._fsdp_param_groups:
+            group.reshard()
+        state._training_state = type(state._training_state).IDLE
+        state._is_root = None
+
+
+def _states_in(module: torch.nn.Module) -> list[Any]:
+    found = [state_of(each) for each in module.modules()]
+    return [state for state in found if state is not None]
