@@ -34,6 +34,7 @@ from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.gradients import WeighsLosses
+from keras_dist_torch.keras_internals import hook_assignment
 from keras_dist_torch.keras_internals import hook_tracking
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.mesh import mesh_of
@@ -58,6 +59,8 @@ T = TypeVar("T")
 class DirectReplica(Replica, GathersVariables, WeighsLosses):
     """A worker's only replica, which computes with the variables themselves."""
 
+    has_copies = False
+
     def __init__(self, share: Share, group: ReplicaGroup) -> None:
         super().__init__(0, share, group)
         # By id: variables in parts that the step read, and what autograd
@@ -78,8 +81,8 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         result: torch.Tensor = _Sum.apply(value, self.group.workers, total)
         return result
 
-    def read(self, variable: keras.Variable) -> None:
-        """Returns `None`: the variable's own value is read."""
+    def read(self, variable: keras.Variable) -> torch.Tensor | None:
+        return parameter_of(variable)
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
         held = value.detach()
@@ -316,6 +319,7 @@ def _not_in_parts(
 def install() -> None:
     """Hooks Keras for variables in parts, once."""
     hook_tracking(_hook_tracking)
+    hook_assignment(_hook_assignment)
     # Installed first, so that the order of wrappers is the same whichever
     # strategy is made first.
     keras_hooks().install()
@@ -332,6 +336,14 @@ def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
     if not is_live(self):
         with as_parts():
             original(self, *args)
+
+
+@as_hook
+def _hook_assignment(original: Any, self: Any, value: Any) -> None:
+    """Gathers what an optimizer assigns to a variable that is not in parts."""
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    original(self, value)
 
 
 @as_hook

@@ -3,6 +3,7 @@
 FSDP gathers the parameters of modules: `_torch_params`, where Keras has those
 of a layer, `_track_variables`, which fills it, `_layers`, which has the layers
 that PyTorch does not see, and `_functional`, the other model of a Sequential.
+What an optimizer computes from parts is written by `_direct_assign`.
 """
 
 from collections.abc import Callable
@@ -63,6 +64,11 @@ def hook_tracking(hook: Callable[[Any], Callable[..., Any]]) -> None:
     """Hooks the methods that make parameters of a layer's variables."""
     for name in ("_track_variables", "_post_track_variable"):
         setattr(keras.Layer, name, hook(getattr(keras.Layer, name)))
+
+
+def hook_assignment(hook: Callable[[Any], Callable[..., Any]]) -> None:
+    """Hooks the method that writes into a variable's tensor."""
+    keras.Variable._direct_assign = hook(keras.Variable._direct_assign)
 
 
 def forget_parameter(variable: keras.Variable) -> None:

@@ -183,12 +183,15 @@ class DTensorHome(ShardedHome):
         kept, held = stored(self.variable), vars(self.variable).get(_HELD)
         assert kept is not None
         # A symbolic call looks at the shape only.
-        is_read = not isinstance(kept, DTensor) or device_scope() == "meta"
-        if is_read or reads_parts():
+        if device_scope() == "meta" or reads_parts():
             return kept
         if held is not None:
             return held
         replica = getattr(current_replica(), "replica", None)
+        if not isinstance(kept, DTensor):
+            # FSDP frees it, which must be seen by no array of NumPy.
+            is_probe = replica is None and not torch.is_grad_enabled()
+            return kept.clone() if is_probe else kept
         if isinstance(replica, GathersVariables):
             return replica.whole(self.variable, kept)
         return kept.detach().full_tensor()

@@ -6,6 +6,7 @@ import numpy as np
 import keras_dist
 from parity import cases
 from parity import harness
+from workers import sharded_models
 from workers.jobs import attempted
 
 
@@ -28,3 +29,9 @@ def train_case(name):
 
 def train_cases(names):
     return [attempted(train_case, name) for name in names]
+
+
+def run_program(name, optimizer):
+    """What a program computes on this worker."""
+    strategy = in_cluster(least_elements=64)
+    return sharded_models.PROGRAMS[name](strategy.scope(), optimizer)

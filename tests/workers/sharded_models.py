@@ -1,0 +1,341 @@
+"""Programs that train one way under a strategy and one way in plain Keras.
+
+Each takes the scope in which it makes its models, and returns what it computed
+as a dict of arrays.
+"""
+
+import contextlib
+
+import keras
+import numpy as np
+from keras import layers
+from keras import ops
+
+from parity.harness import flat
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+from parity.harness import to_numpy
+
+ROWS, TOKENS, LENGTH, WIDTH = 13, 11, 6, 16
+RNG = np.random.default_rng(0)
+WORDS = RNG.integers(0, TOKENS, (ROWS, LENGTH)).astype("int32")
+NEXT = RNG.integers(0, TOKENS, (ROWS, LENGTH)).astype("int32")
+IMAGES = RNG.normal(size=(ROWS, 6, 6, 3)).astype("float32")
+NUMBERS = RNG.normal(size=(ROWS, WIDTH)).astype("float32")
+CLASSES = RNG.integers(0, 4, (ROWS,)).astype("int32")
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(
+        0.01, weight_decay=0.02, global_clipnorm=0.3, use_ema=True
+    ),
+    "ema_overwrites": lambda: keras.optimizers.Adam(
+        0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2
+    ),
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.2),
+    "accumulates": lambda: keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=2
+    ),
+    "scales_loss": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=64.0
+    ),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, centered=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.05),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.5),
+    "adamax": lambda: keras.optimizers.Adamax(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.01, clipvalue=0.02),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.05),
+    "lion": lambda: keras.optimizers.Lion(0.002),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "schedule_free": lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
+}
+
+
+class Positions(layers.Layer):
+    """Adds a vector for each position, a variable of its own."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=shape[1:], name="table")
+
+    def call(self, x):
+        return x + self.table
+
+
+class Block(layers.Layer):
+    """One block of a transformer."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.before = layers.LayerNormalization()
+        self.attention = layers.MultiHeadAttention(
+            2, WIDTH // 2, use_bias=False
+        )
+        self.after = layers.LayerNormalization()
+        self.up = layers.Dense(2 * WIDTH, activation="gelu")
+        self.down = layers.Dense(WIDTH)
+
+    def build(self, shape):
+        self.before.build(shape)
+        self.attention.build(shape, shape)
+        self.after.build(shape)
+        self.up.build(shape)
+        self.down.build((*shape[:-1], 2 * WIDTH))
+
+    def call(self, x):
+        normal = self.before(x)
+        x = x + self.attention(normal, normal, use_causal_mask=True)
+        return x + self.down(self.up(self.after(x)))
+
+
+def transformer():
+    words = keras.Input((LENGTH,), dtype="int32")
+    x = Positions()(layers.Embedding(TOKENS, WIDTH)(words))
+    x = Block()(Block()(x))
+    return keras.Model(words, layers.Dense(TOKENS)(x))
+
+
+def convolutions():
+    images = keras.Input((6, 6, 3))
+    x = layers.Conv2D(8, 3, use_bias=False)(images)
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.Conv2D(8, 3, use_bias=False)(x)
+    x = layers.Flatten()(layers.BatchNormalization()(x))
+    return keras.Model(images, layers.Dense(4)(x))
+
+
+def dense():
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(24, activation="tanh", name="first"),
+            layers.Dense(24, activation="tanh", name="second"),
+            layers.Dense(4, name="last"),
+        ]
+    )
+
+
+class Tied(keras.Model):
+    """Reads the table of its embedding outside of that layer's call."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.embedding = layers.Embedding(TOKENS, WIDTH)
+        self.gru = layers.GRU(WIDTH, return_sequences=True)
+        self.scale = self.add_weight(shape=(TOKENS, LENGTH), name="scale")
+
+    def build(self, shape):
+        self.embedding.build(shape)
+        self.gru.build((*shape, WIDTH))
+
+    def call(self, words):
+        x = self.gru(self.embedding(words))
+        table = ops.transpose(self.embedding.embeddings)
+        return ops.matmul(x, table) + ops.transpose(self.scale)
+
+
+def compiled(make, scope, optimizer="adam", loss=None):
+    """A model with initial weights that are the same each time."""
+    with scope or contextlib.nullcontext():
+        model = make()
+        if not model.built:
+            model.build((None, LENGTH))
+        set_initial_weights(model)
+        loss = loss or keras.losses.SparseCategoricalCrossentropy(True)
+        model.compile(OPTIMIZERS[optimizer](), loss, metrics=["accuracy"])
+    return model
+
+
+def all_of(model, x, y, batch_size=5, **options):
+    """What training leaves, and what the model says then."""
+    options = {"epochs": 2, "shuffle": False, "verbose": 0, **options}
+    history = model.fit(x, y, batch_size=batch_size, **options).history
+    seen = model.evaluate(x, y, batch_size, verbose=0, return_dict=True)
+    found = flat("history", history) | flat("evaluated", seen)
+    found["predicted"] = to_numpy(model.predict(x, batch_size, verbose=0))
+    return found | state_of(model)
+
+
+def train_transformer(scope, optimizer):
+    return all_of(compiled(transformer, scope, optimizer), WORDS, NEXT)
+
+
+def train_convolutions(scope, optimizer):
+    return all_of(compiled(convolutions, scope, optimizer), IMAGES, CLASSES)
+
+
+def train_tied(scope, optimizer):
+    return all_of(compiled(Tied, scope, optimizer), WORDS, NEXT)
+
+
+def train_on_single_rows(scope, optimizer):
+    """One worker has no rows in any batch."""
+    model = compiled(convolutions, scope, optimizer)
+    return all_of(model, IMAGES[:4], CLASSES[:4], batch_size=1)
+
+
+def toggle_trainable(scope, optimizer):
+    """Layers are frozen and thawed between calls of `fit`, and within one."""
+    model = compiled(dense, scope, optimizer)
+    first, second = model.get_layer("first"), model.get_layer("second")
+    found = {}
+    for step, (layer, trains) in enumerate(
+        [(first, False), (second, False), (first, True)]
+    ):
+        layer.trainable = trains
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        with scope or contextlib.nullcontext():
+            model.compile(OPTIMIZERS[optimizer](), loss)
+        found[f"losses/{step}"] = to_numpy(
+            model.fit(
+                NUMBERS, CLASSES, 5, epochs=2, shuffle=False, verbose=0
+            ).history["loss"]
+        )
+    return found | state_of(model)
+
+
+def set_and_get(scope, optimizer):
+    """Weights are read, set, assigned and trained on."""
+    model = compiled(dense, scope, optimizer)
+    found = all_of(model, NUMBERS, CLASSES)
+    weights = model.get_weights()
+    model.set_weights([0.5 * value for value in weights])
+    kernel = model.get_layer("first").kernel
+    kernel.assign_add(ops.ones(kernel.shape))
+    kernel.assign(kernel * 0.5)
+    found["kernel"] = kernel.numpy()
+    found["sum"] = to_numpy(ops.sum(kernel))
+    found |= {f"got/{i}": to_numpy(each) for i, each in enumerate(weights)}
+    again = all_of(model, NUMBERS, CLASSES, epochs=1)
+    return found | {f"again/{key}": value for key, value in again.items()}
+
+
+def share_layers(scope, optimizer):
+    """Two models with layers in common are trained in turn."""
+    whole = compiled(dense, scope, optimizer)
+    with scope or contextlib.nullcontext():
+        head = layers.Dense(4, name="other")
+        inside = whole.get_layer("second").output
+        other = keras.Model(whole.inputs, head(inside))
+        head.kernel.assign(np.full((24, 4), 0.1, "float32"))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        other.compile(OPTIMIZERS[optimizer](), loss)
+    found = {}
+    for turn in range(2):
+        for model in whole, other:
+            own = all_of(model, NUMBERS, CLASSES, epochs=1)
+            found |= {
+                f"{turn}/{model.name}/{k}": v
+                for k, v in own.items()
+                if k.startswith(("weights", "history", "predicted"))
+            }
+    names = sorted({key.split("/")[1] for key in found})
+    order = {name: f"model{i}" for i, name in enumerate(names)}
+    return {k.replace(k.split("/")[1], order[k.split("/")[1]]): v
+            for k, v in found.items()}
+
+
+class Parts(keras.Model):
+    """Calls its layers in its own step, never itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = layers.Dense(24, activation="tanh")
+        self.decoder = dense()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def build(self, shape):
+        self.encoder.build((None, WIDTH))
+        self.built = True
+
+    def call(self, x):
+        return self.encoder(x)
+
+    def train_step(self, data):
+        x, _ = data
+        self.zero_grad()
+        encoded = self.encoder(x)
+        decoded = self.decoder(encoded[:, :WIDTH])
+        error = ops.mean(ops.square(decoded - x[:, :4]), axis=-1)
+        loss = ops.mean(error)
+        loss.backward()
+        weights = self.trainable_weights
+        self.optimizer.apply([w.value.grad for w in weights], weights)
+        self.loss_tracker.update_state(error)
+        return {"loss": self.loss_tracker.result()}
+
+
+def own_step(scope, optimizer):
+    with scope or contextlib.nullcontext():
+        model = Parts()
+        model.build((None, WIDTH))
+        set_initial_weights(model)
+        model.compile(OPTIMIZERS[optimizer]())
+    history = model.fit(
+        NUMBERS, CLASSES, batch_size=5, epochs=3, shuffle=False, verbose=0
+    ).history
+    return flat("history", history) | state_of(model)
+
+
+class Adversaries(keras.Model):
+    """A generator and a discriminator, with an optimizer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = dense()
+        self.discriminator = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(32, "tanh"), layers.Dense(1)]
+        )
+        self.mean = keras.metrics.Mean(name="loss")
+
+    def compile(self, first, second):
+        super().compile()
+        self.first, self.second = first, second
+
+    def build(self, shape):
+        self.built = True
+
+    def train_step(self, data):
+        x, _ = data
+        fake = self.generator(x)
+        judged = self.discriminator(fake.detach())
+        real = self.discriminator(x[:, :4])
+        loss = ops.mean(ops.softplus(judged) + ops.softplus(-real))
+        self._update(loss, self.first, self.discriminator)
+        loss = ops.mean(ops.softplus(-self.discriminator(self.generator(x))))
+        self._update(loss, self.second, self.generator)
+        self.mean.update_state(loss, x.shape[0])
+        return {"loss": self.mean.result()}
+
+    def _update(self, loss, optimizer, part):
+        self.zero_grad()
+        loss.backward()
+        weights = part.trainable_weights
+        optimizer.apply([w.value.grad for w in weights], weights)
+
+
+def adversaries(scope, optimizer):
+    with scope or contextlib.nullcontext():
+        model = Adversaries()
+        model.build(None)
+        set_initial_weights(model)
+        model.compile(OPTIMIZERS[optimizer](), OPTIMIZERS[optimizer]())
+    model.fit(NUMBERS, CLASSES, 5, epochs=3, shuffle=False, verbose=0)
+    return state_of(model)
+
+
+PROGRAMS = {
+    fn.__name__: fn
+    for fn in (
+        train_transformer,
+        train_convolutions,
+        train_tied,
+        train_on_single_rows,
+        toggle_trainable,
+        set_and_get,
+        share_layers,
+        own_step,
+        adversaries,
+    )
+}
