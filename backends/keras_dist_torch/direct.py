@@ -67,6 +67,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         # knows in their place.
         self._leaves: dict[int, tuple[keras.Variable, DTensor]] = {}
         self.has_gradients = False
+        self._trained: Sequence[keras.Variable] = ()
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         with outside_replicas(), torch.no_grad():
@@ -123,10 +124,16 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
                 tensor = parameter_of(variable)
             tensor.grad = None
 
+    def trains(self, variables: Sequence[keras.Variable]) -> None:
+        """Notes variables whose gradients an optimizer uses."""
+        self._trained = [*self._trained, *variables]
+
     def committed(self) -> None:
         self.has_gradients = False
 
     def close(self) -> None:
+        """Ends the step; gradients that were used are not kept until the next."""
+        self.zero_grad(self._trained)
         self._leaves.clear()
 
 
@@ -224,6 +231,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> list[Any]:
         assert isinstance(replica, DirectReplica)
         ((own,), (weight,)) = gradients, weights
+        replica.trains(variables)
         # Gradients that no backward pass has computed have no weight yet.
         factor = 1.0 if replica.has_gradients else weight
         places = [

@@ -16,9 +16,12 @@ from sharded.helpers import network
 from sharded.helpers import state_of
 
 
-def in_cluster():
+STATE = {"optimizer_state": "sharded"}
+
+
+def in_cluster(options=STATE):
     """The strategy that parity cases are trained under from now on."""
-    strategy = keras_dist.MultiWorkerMirroredStrategy(optimizer_state="sharded")
+    strategy = keras_dist.MultiWorkerMirroredStrategy(**options)
     harness.strategy = lambda num_replicas: strategy
     return strategy
 
@@ -45,9 +48,9 @@ class Interrupt(keras.callbacks.Callback):
             raise KeyboardInterrupt
 
 
-def save_all(folder):
+def save_all(folder, options=STATE):
     """Trains and saves in each way there is; what the state was then."""
-    strategy = in_cluster()
+    strategy = in_cluster(options)
     # Files that only the chief has: a folder of each worker's own.
     own = pathlib.Path(folder, str(strategy.plan.cluster.index))
     own.mkdir(parents=True, exist_ok=True)
@@ -71,9 +74,9 @@ def save_all(folder):
     }
 
 
-def load_all(folder):
+def load_all(folder, options=STATE):
     """Loads what `save_all` has saved, and goes on."""
-    strategy = in_cluster()
+    strategy = in_cluster(options)
     chiefs = pathlib.Path(folder, "0")
     own = pathlib.Path(folder, str(strategy.plan.cluster.index))
     with strategy.scope():

@@ -339,3 +339,15 @@ PROGRAMS = {
         adversaries,
     )
 }
+
+
+def wide():
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(512, "tanh"),
+            layers.Dense(512, "tanh"),
+            layers.Dense(512, "tanh"),
+            layers.Dense(4),
+        ]
+    )

@@ -6,8 +6,12 @@ import numpy as np
 import keras_dist
 from parity import cases
 from parity import harness
+from workers import sharded_jobs
 from workers import sharded_models
 from workers.jobs import attempted
+
+
+VARIABLES = {"variables": "sharded"}
 
 
 def in_cluster(least_elements=1):
@@ -15,7 +19,7 @@ def in_cluster(least_elements=1):
     from keras_dist_torch import parts
 
     parts.LEAST_ELEMENTS = least_elements
-    strategy = keras_dist.MultiWorkerMirroredStrategy(variables="sharded")
+    strategy = keras_dist.MultiWorkerMirroredStrategy(**VARIABLES)
     harness.strategy = lambda num_replicas: strategy
     return strategy
 
@@ -27,6 +31,18 @@ def train_case(name):
     return harness.train(case, count, harness.strategy)
 
 
+def save_all(folder):
+    """Trains and saves in each way there is."""
+    in_cluster()
+    return sharded_jobs.save_all(folder, VARIABLES)
+
+
+def load_all(folder):
+    """Loads what `save_all` has saved, and goes on."""
+    in_cluster()
+    return sharded_jobs.load_all(folder, VARIABLES)
+
+
 def train_cases(names):
     return [attempted(train_case, name) for name in names]
 
@@ -35,3 +51,51 @@ def run_program(name, optimizer):
     """What a program computes on this worker."""
     strategy = in_cluster(least_elements=64)
     return sharded_models.PROGRAMS[name](strategy.scope(), optimizer)
+
+
+def live_bytes():
+    """Bytes of all tensors that are alive here."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    sizes = {}
+    for each in gc.get_objects():
+        if isinstance(each, torch.Tensor) and not each.is_meta:
+            local = getattr(each, "_local_tensor", each)
+            storage = local.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def bytes_kept(_):
+    """For each variable in parts, bytes here and in all; and what is alive."""
+    strategy = in_cluster(least_elements=64)
+    before = live_bytes()
+    model = sharded_models.compiled(sharded_models.wide, strategy.scope())
+    model.fit(
+        sharded_models.NUMBERS, sharded_models.CLASSES, batch_size=5, verbose=0
+    )
+    home = strategy.executor.home
+    kept = {
+        variable.path: (
+            sum(home(variable).bytes_kept().values()),
+            4 * int(np.prod(variable.shape)),
+        )
+        for variable in [*model.variables, *model.optimizer.variables]
+    }
+    return kept, live_bytes() - before
+
+
+def collectives(_):
+    """The collectives of a step, by name."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    strategy = in_cluster(least_elements=64)
+    model = sharded_models.compiled(sharded_models.wide, strategy.scope())
+    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
+    model.train_on_batch(x, y)
+    with CommDebugMode() as counting:
+        model.train_on_batch(x, y)
+    return {str(k).split(".")[-1]: v for k, v in counting.get_comm_counts().items()}
