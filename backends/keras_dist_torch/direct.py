@@ -1,9 +1,4 @@
-"""The executor for variables in parts: one replica, on the variables.
-
-A worker runs Keras' own step in its own thread. A loss counts by the worker's
-share of the rows when it is differentiated, so that FSDP's sums are the
-gradients of the global batch.
-"""
+"""The executor for variables in parts: one replica in each worker."""
 
 import contextlib
 import functools
@@ -16,10 +11,10 @@ from typing import TypeVar
 import keras
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Partial
 from torch.distributed.tensor.experimental import implicit_replication
 
 from keras_dist.core.plan import Plan
+from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.overrides import as_hook
@@ -30,16 +25,13 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
 from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import ShardedVariable
+from keras_dist_torch.direct_replica import DirectReplica
 from keras_dist_torch.fsdp_internals import reset
-from keras_dist_torch.gradients import WeighsLosses
 from keras_dist_torch.keras_internals import hook_assignment
 from keras_dist_torch.keras_internals import hook_tracking
-from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.mesh import mesh_of
 from keras_dist_torch.parts import DTensorHome
-from keras_dist_torch.parts import GathersVariables
 from keras_dist_torch.parts import are_in_parts
 from keras_dist_torch.parts import as_parts
 from keras_dist_torch.parts import hold
@@ -49,117 +41,22 @@ from keras_dist_torch.parts import reads_parts
 from keras_dist_torch.parts import release
 from keras_dist_torch.parts import stored
 from keras_dist_torch.replicas import TorchReplicaExecutor
+from keras_dist_torch.units import called_plainly
 from keras_dist_torch.units import is_live
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
-
-
-class DirectReplica(Replica, GathersVariables, WeighsLosses):
-    """A worker's only replica, which computes with the variables themselves."""
-
-    has_copies = False
-
-    def __init__(self, share: Share, group: ReplicaGroup) -> None:
-        super().__init__(0, share, group)
-        # By id: variables in parts that the step read, and what autograd
-        # knows in their place.
-        self._leaves: dict[int, tuple[keras.Variable, DTensor]] = {}
-        self.has_gradients = False
-        self._trained: Sequence[keras.Variable] = ()
-
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
-        with outside_replicas(), torch.no_grad():
-            return fn([value])
-
-    def all_sum(
-        self,
-        what: str,
-        value: torch.Tensor,
-        total: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        result: torch.Tensor = _Sum.apply(value, self.group.workers, total)
-        return result
-
-    def read(self, variable: keras.Variable) -> torch.Tensor | None:
-        return parameter_of(variable)
-
-    def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
-        held = value.detach()
-        return held.clone().requires_grad_() if variable.trainable else held
-
-    def whole(self, variable: keras.Variable, stored: DTensor) -> torch.Tensor:
-        if self.has_gradients:
-            return stored  # which has the gradient
-        if not (torch.is_grad_enabled() and variable.trainable):
-            return stored.detach().full_tensor()
-        known = self._leaves.get(id(variable))
-        if known is None:
-            known = variable, stored.detach().requires_grad_()
-            self._leaves[id(variable)] = known
-        # Each worker has the gradient of its own rows.
-        return known[1].full_tensor(grad_placements=[Partial()])
-
-    def backward(self, original: Callable[[Any], None], tensors: Any) -> None:
-        given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
-        original([each * self.share.weight for each in given])
-        self._add_gradients()
-        self.has_gradients = True
-
-    def _add_gradients(self) -> None:
-        """Adds gradients of variables that were gathered where they are read.
-
-        Only now, because FSDP adds its own in another stream.
-        """
-        for variable, leaf in self._leaves.values():
-            kept, leaf.grad, own = stored(variable), None, leaf.grad
-            if own is not None:
-                kept.grad = own if kept.grad is None else kept.grad + own
-
-    def zero_grad(self, variables: Sequence[keras.Variable]) -> None:
-        for variable in variables:
-            tensor = stored(variable)
-            if tensor is None:
-                tensor = parameter_of(variable)
-            tensor.grad = None
-
-    def trains(self, variables: Sequence[keras.Variable]) -> None:
-        """Notes variables whose gradients an optimizer uses."""
-        self._trained = [*self._trained, *variables]
-
-    def committed(self) -> None:
-        self.has_gradients = False
-
-    def close(self) -> None:
-        """Ends the step; gradients that were used are not kept until the next."""
-        self.zero_grad(self._trained)
-        self._leaves.clear()
-
-
-class _Sum(torch.autograd.Function):
-    """All-reduce over workers, in the backward pass as well."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: torch.Tensor,
-        workers: TorchWorkers,
-        total: torch.Tensor | None,
-    ) -> torch.Tensor:
-        ctx.workers = workers
-        return workers.sum([value])[0] if total is None else total.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None, None]:
-        # Each worker's loss has its weight already.
-        return ctx.workers.sum([gradient])[0], None, None
+# Bytes of variables that are gathered to look for coupled rows in a layer.
+MOST_BYTES_PROBED = 1 << 30
 
 
 class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     """Runs one replica a worker, on variables in parts."""
 
     workers: TorchWorkers
+    # A plain model would update copies.
+    shares_layers = False
 
     def __init__(self, plan: Plan, workers: TorchWorkers) -> None:
         super().__init__(plan, workers)
@@ -183,6 +80,17 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         super().prepare(model)
         if model.built:
             shard_layers(model, self._mesh)
+
+    @contextlib.contextmanager
+    def probing(self, layer: keras.Layer | None = None) -> Iterator[None]:
+        variables = [] if layer is None else layer.variables
+        chosen = [v for v in variables if isinstance(stored(v), DTensor)]
+        with _held(chosen), called_plainly(layer), torch.no_grad():
+            yield
+
+    def may_probe(self, layer: keras.Layer) -> bool:
+        sizes = [num_bytes(v) for v in layer.variables if are_in_parts([v])]
+        return sum(sizes) <= MOST_BYTES_PROBED
 
     def recover(self, model: keras.Model) -> None:
         reset(model)
@@ -287,29 +195,37 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = [each for each in variables if stored(each) is not None]
-        try:
-            for variable in chosen:
-                hold(variable, self.plan.is_chief)
+        chosen = [each for each in variables if are_in_parts([each])]
+        with _held(chosen, self.plan.is_chief, torch.device("cpu")):
             yield
-        finally:
-            for variable in chosen:
-                release(variable)
 
     @contextlib.contextmanager
     def written_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        chosen = [each for each in variables if stored(each) is not None]
+        chosen = [each for each in variables if are_in_parts([each])]
         with self.readable_by_chief(chosen):
             yield
             for variable in chosen:
-                whole = release(variable)
-                if whole is None:  # of another worker
-                    dtype = stored(variable).dtype
-                    whole = torch.empty(tuple(variable.shape), dtype=dtype)
-                (sent,) = self.workers.broadcast([whole.to(self._home)])
-                self.home(variable).set_whole(sent)
+                home = self.home(variable)
+                assert isinstance(home, DTensorHome)
+                home.take_chiefs(release(variable))
+
+
+@contextlib.contextmanager
+def _held(
+    variables: Sequence[keras.Variable],
+    is_held: bool = True,
+    device: torch.device | None = None,
+) -> Iterator[None]:
+    """Gathers variables, one after the other, and holds them inside."""
+    try:
+        for variable in variables:
+            hold(variable, is_held, device)
+        yield
+    finally:
+        for variable in variables:
+            release(variable)
 
 
 def _not_in_parts(

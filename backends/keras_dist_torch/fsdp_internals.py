@@ -9,10 +9,12 @@ It is apart from `torch_internals`, because importing these takes long.
 | `FSDPState._lazy_init` | the model is the root, whatever is called first |
 | `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
 | `FSDPState._fsdp_param_groups` | a failed step leaves layers whole |
+| `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
 
 If one of them moves, `private` raises an error with its name.
 """
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -67,6 +69,19 @@ def reset(module: torch.nn.Module) -> None:
             group.reshard()
         state._training_state = type(state._training_state).IDLE
         state._is_root = None
+
+
+def taken_hooks(module: torch.nn.Module) -> tuple[Any, Any]:
+    """Takes away and returns what runs before and after a module's calls."""
+    before = module._forward_pre_hooks, module._forward_hooks
+    set_hooks(module, (OrderedDict(), OrderedDict()))
+    return before
+
+
+def set_hooks(module: torch.nn.Module, hooks: tuple[Any, Any]) -> None:
+    """Gives a module hooks that `taken_hooks` has returned."""
+    attributes = vars(module)
+    attributes["_forward_pre_hooks"], attributes["_forward_hooks"] = hooks
 
 
 def _states_in(module: torch.nn.Module) -> list[Any]:

@@ -337,7 +337,9 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
         if weighing is not None:
             given = signature.bind(tensors, *args, **kwargs).arguments
             if given.get("create_graph") or given.get("inputs"):
-                _refuse_derivatives("`backward` with `create_graph` or `inputs`")
+                _refuse_derivatives(
+                    "`backward` with `create_graph` or `inputs`"
+                )
             weighing.backward(
                 lambda weighed: original(weighed, *args, **kwargs), tensors
             )

@@ -5,7 +5,6 @@ import threading
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -24,10 +23,11 @@ from keras_dist.replica.state import current_replica
 from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import forget_parameter
+from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.workers import TorchWorkers
 
 # Attributes of a variable: its `DTensor`, in whose place is a whole tensor
-# while FSDP has its layer compute; and a whole value for the chief alone.
+# while FSDP has its layer compute; and a whole value that a worker holds.
 _STORED = "_keras_dist_stored"
 _HELD = "_keras_dist_held"
 # Set on variables that an optimizer has for one that is in parts.
@@ -60,7 +60,7 @@ class GathersVariables(ABC):
     """A replica that reads variables in parts for a step with gradients."""
 
     @abstractmethod
-    def whole(self, variable: keras.Variable, stored: DTensor) -> torch.Tensor:
+    def whole(self, variable: keras.Variable, kept: DTensor) -> torch.Tensor:
         """Returns the value that the step computes with."""
 
 
@@ -78,6 +78,12 @@ def stored(variable: keras.Variable) -> torch.Tensor | None:
     `None` if the variable is not in parts."""
     found: torch.Tensor | None = vars(variable).get(_STORED)
     return found
+
+
+def tensor_in_use(variable: keras.Variable) -> torch.Tensor:
+    """Returns the tensor of a variable that has its gradient."""
+    found = stored(variable)
+    return tensor_of(variable) if found is None else found
 
 
 def store(variable: keras.Variable, tensor: torch.Tensor) -> None:
@@ -210,6 +216,15 @@ class DTensorHome(ShardedHome):
                 own = self._distributed(value.to(kept.device))
                 kept.to_local().copy_(own.to_local())
 
+    def take_chiefs(self, held: torch.Tensor | None) -> None:
+        """Sets the value that the chief holds; all workers call it."""
+        own = tensor_in_use(self.variable)
+        if held is None:  # on another worker
+            shape = tuple(self.variable.shape)
+            held = torch.empty(shape, dtype=own.dtype, device=own.device)
+        (sent,) = self._workers.broadcast([held.to(own.device)])
+        self.set_whole(sent)
+
     def set_trainable(self, value: bool) -> None:
         kept = stored(self.variable)
         if kept is not None:
@@ -225,16 +240,18 @@ def _assigned_in_call(variable: keras.Variable) -> UnsupportedModelError:
     )
 
 
-def hold(variable: keras.Variable, is_chief: bool) -> None:
-    """Gathers a variable; the chief holds it. All workers call it."""
+def hold(
+    variable: keras.Variable, is_held: bool, device: torch.device | None
+) -> None:
+    """Gathers a variable on all workers; with `is_held`, this one holds it."""
     kept = stored(variable)
     assert isinstance(kept, DTensor)
     whole = kept.detach().full_tensor()
-    if is_chief:
-        vars(variable)[_HELD] = whole.cpu()
+    if is_held:
+        vars(variable)[_HELD] = whole.to(device or whole.device)
 
 
 def release(variable: keras.Variable) -> torch.Tensor | None:
-    """Drops the value that the chief holds, and returns it."""
+    """Drops the value that this worker holds, and returns it."""
     held: torch.Tensor | None = vars(variable).pop(_HELD, None)
     return held

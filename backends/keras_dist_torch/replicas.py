@@ -211,7 +211,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         with keras_device(self.plan.devices[replica.index]):
             return fn(replica, *args)
 
-    def probing(self) -> Any:
+    def probing(self, layer: keras.Layer | None = None) -> Any:
         return torch.no_grad()
 
     def rehearsing(self) -> Any:

@@ -5,6 +5,7 @@ layer, with layers in it that are no units: it has `LEAST_BYTES` in parts, or
 it is a layer of a model. Variables that are read elsewhere are gathered there.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch.distributed.tensor import Shard
 
 from keras_dist.core.plan import num_bytes
 from keras_dist_torch.fsdp_internals import make_root
+from keras_dist_torch.fsdp_internals import set_hooks
 from keras_dist_torch.fsdp_internals import shard_module
 from keras_dist_torch.fsdp_internals import state_of
+from keras_dist_torch.fsdp_internals import taken_hooks
 from keras_dist_torch.keras_internals import hidden_models
 from keras_dist_torch.keras_internals import own_layers
 from keras_dist_torch.keras_internals import own_variables
@@ -56,7 +59,6 @@ class Live(torch.nn.Module):
     def pop(self, path: str) -> None:
         """Does nothing: Keras stops tracking a variable."""
 
-    @torch.no_grad()
     def make_whole(self) -> None:
         """Makes parameters of the whole values, for FSDP to shard."""
         for name, variable in self.variables_by_name.items():
@@ -155,6 +157,19 @@ def _lives(module: torch.nn.Module) -> Iterator[Live]:
     for child in module._modules.values():
         if child is not None and state_of(child) is None:
             yield from _lives(child)
+
+
+@contextlib.contextmanager
+def called_plainly(layer: keras.Layer | None) -> Iterator[None]:
+    """Has a layer and those in it called without FSDP's hooks inside."""
+    found = [] if layer is None else list(layer.modules())
+    units = [module for module in found if state_of(module) is not None]
+    before = [taken_hooks(unit) for unit in units]
+    try:
+        yield
+    finally:
+        for unit, hooks in zip(units, before, strict=True):
+            set_hooks(unit, hooks)
 
 
 def _own_results(module: Any, inputs: Any, outputs: Any) -> Any:

@@ -15,7 +15,6 @@ from sharded.helpers import fit
 from sharded.helpers import network
 from sharded.helpers import state_of
 
-
 STATE = {"optimizer_state": "sharded"}
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from keras import layers
 from keras import ops
 
+import keras_dist
 from parity.harness import flat
 from parity.harness import set_initial_weights
 from parity.harness import state_of
@@ -232,8 +233,10 @@ def share_layers(scope, optimizer):
             }
     names = sorted({key.split("/")[1] for key in found})
     order = {name: f"model{i}" for i, name in enumerate(names)}
-    return {k.replace(k.split("/")[1], order[k.split("/")[1]]): v
-            for k, v in found.items()}
+    return {
+        k.replace(k.split("/")[1], order[k.split("/")[1]]): v
+        for k, v in found.items()
+    }
 
 
 class Parts(keras.Model):
@@ -351,3 +354,214 @@ def wide():
             layers.Dense(4),
         ]
     )
+
+
+class Failing(layers.Layer):
+    """Raises in its third call, forward or backward."""
+
+    def __init__(self, where, **options):
+        super().__init__(**options)
+        self.where, self.calls, self.fails = where, 0, True
+
+    def call(self, x):
+        self.calls += 1
+        if self.fails and self.calls >= 3 and keras.ops.is_tensor(x):
+            if self.where == "forward":
+                raise ValueError("forward")
+            if x.requires_grad:
+                x = x * 1.0
+                x.register_hook(self._raise)
+        return x
+
+    def _raise(self, gradient):
+        if self.fails:
+            raise ValueError("backward")
+
+
+def fail_and_go_on(scope, where):
+    """A step fails in the middle; then training goes on."""
+    failing = Failing(where)
+
+    def make():
+        return keras.Sequential(
+            [
+                keras.Input((WIDTH,)),
+                layers.Dense(24, activation="tanh"),
+                failing,
+                layers.Dense(24, activation="tanh"),
+                layers.Dense(4),
+            ]
+        )
+
+    model = compiled(make, scope)
+    failed = False
+    try:
+        model.fit(NUMBERS, CLASSES, 5, epochs=3, shuffle=False, verbose=0)
+    except Exception as error:
+        failed = where in str(error)
+    assert failed
+    between = {f"between/{k}": v for k, v in state_of(model).items()}
+    failing.fails = False
+    return between | all_of(model, NUMBERS, CLASSES)
+
+
+class InPlace(layers.Layer):
+    """Changes the results of layers in place, one of which is a view."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first = layers.EinsumDense("abc,cde->abde", (None, 2, WIDTH))
+        self.second = layers.Dense(WIDTH)
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build((*shape[:-1], 2, WIDTH))
+
+    def call(self, x):
+        y = self.first(x)
+        y += 1.0
+        y = self.second(y)
+        y *= 2.0
+        return keras.ops.sum(y, axis=2) + x
+
+
+def in_place(scope, optimizer):
+    def make():
+        words = keras.Input((LENGTH,), dtype="int32")
+        x = InPlace()(layers.Embedding(TOKENS, WIDTH)(words))
+        return keras.Model(words, layers.Dense(TOKENS)(x))
+
+    return all_of(compiled(make, scope, optimizer), WORDS, NEXT)
+
+
+def low_rank(scope, optimizer):
+    """Layers get low-rank updates after a first training."""
+    model = compiled(dense, scope, optimizer)
+    model.fit(NUMBERS, CLASSES, 5, shuffle=False, verbose=0)
+    with scope or contextlib.nullcontext():
+        for layer in model.layers[:2]:
+            layer.enable_lora(4, b_initializer="ones", a_initializer="ones")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(OPTIMIZERS[optimizer](), loss)
+    return all_of(model, NUMBERS, CLASSES)
+
+
+def half(scope, optimizer):
+    """Layers compute in bfloat16, on variables in float32."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = compiled(transformer, scope, optimizer)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    return all_of(model, WORDS, NEXT)
+
+
+def rematerialized(scope, optimizer):
+    with keras.RematScope(mode="full"):
+        model = compiled(dense, scope, optimizer)
+    return all_of(model, NUMBERS, CLASSES)
+
+
+def built_by_data(scope, optimizer):
+    """A model without a shape is built by its first batch."""
+    with scope or contextlib.nullcontext():
+        start = keras.initializers.RandomNormal(seed=1)
+        model = keras.Sequential(
+            [
+                layers.Dense(24, "tanh", kernel_initializer=start),
+                layers.Dense(4, kernel_initializer=start),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(OPTIMIZERS[optimizer](), loss)
+    return all_of(model, NUMBERS, CLASSES)
+
+
+def constrained(scope, optimizer):
+    def make():
+        return keras.Sequential(
+            [
+                keras.Input((WIDTH,)),
+                layers.Dense(
+                    24,
+                    kernel_constraint=keras.constraints.MaxNorm(0.5),
+                    kernel_regularizer="l2",
+                    activity_regularizer="l1",
+                ),
+                layers.Dense(
+                    24,
+                    kernel_constraint=keras.constraints.UnitNorm(axis=1),
+                    kernel_regularizer=keras.regularizers.L1L2(0.01, 0.01),
+                ),
+                layers.Dense(4, kernel_constraint="non_neg"),
+            ]
+        )
+
+    return all_of(compiled(make, scope, optimizer), NUMBERS, CLASSES)
+
+
+PROGRAMS |= {
+    fn.__name__: fn
+    for fn in (
+        fail_and_go_on,
+        in_place,
+        low_rank,
+        half,
+        rematerialized,
+        built_by_data,
+        constrained,
+    )
+}
+
+
+class OptimizerEach(keras.Model):
+    """One backward pass, then an optimizer for each layer in turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = dense()
+        self.optimizers = []
+
+    def build(self, shape):
+        self.built = True
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        x, y = data
+        loss = keras.losses.SparseCategoricalCrossentropy(True)(y, self(x))
+        self.zero_grad()
+        loss.backward()
+        for layer, optimizer in zip(
+            self.inner.layers, self.optimizers, strict=True
+        ):
+            weights = layer.trainable_weights
+            optimizer.apply([w.value.grad for w in weights], weights)
+        return {"loss": loss}
+
+
+def optimizer_each(scope, optimizer):
+    with scope or contextlib.nullcontext():
+        model = OptimizerEach()
+        model.build(None)
+        set_initial_weights(model)
+        model.compile()
+        model.optimizers = [OPTIMIZERS[optimizer]() for _ in range(3)]
+    model.fit(NUMBERS, CLASSES, 5, epochs=3, shuffle=False, verbose=0)
+    return state_of(model)
+
+
+def adopted(scope, optimizer):
+    """A model that was made and trained before."""
+    model = compiled(dense, None, optimizer)
+    model.fit(NUMBERS, CLASSES, 5, shuffle=False, verbose=0)
+    if scope is not None:
+        with scope:
+            strategy = keras_dist.get_strategy()
+        strategy.distribute(model)
+    return all_of(model, NUMBERS, CLASSES)
+
+
+PROGRAMS |= {fn.__name__: fn for fn in (optimizer_each, adopted)}

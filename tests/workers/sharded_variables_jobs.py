@@ -10,7 +10,6 @@ from workers import sharded_jobs
 from workers import sharded_models
 from workers.jobs import attempted
 
-
 VARIABLES = {"variables": "sharded"}
 
 
@@ -98,4 +97,67 @@ def collectives(_):
     model.train_on_batch(x, y)
     with CommDebugMode() as counting:
         model.train_on_batch(x, y)
-    return {str(k).split(".")[-1]: v for k, v in counting.get_comm_counts().items()}
+    return {
+        str(k).split(".")[-1]: v for k, v in counting.get_comm_counts().items()
+    }
+
+
+def mirrored_program(name, optimizer):
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    return sharded_models.PROGRAMS[name](strategy.scope(), optimizer)
+
+
+def refused(_):
+    """What is refused on variables in parts, as texts."""
+    import torch
+
+    strategy = in_cluster(least_elements=64)
+    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
+    model = sharded_models.compiled(sharded_models.dense, strategy.scope())
+    model.fit(x, y, verbose=0)
+    kernel = model.layers[0].kernel
+    before = kernel.numpy()
+
+    class Derives(sharded_models.Parts):
+        def train_step(self, data):
+            loss = keras.ops.mean(self.encoder(data[0]))
+            torch.autograd.grad(loss, [self.encoder.kernel.value])
+
+    with strategy.scope():
+        derives = Derives()
+        derives.build(None)
+        derives.compile("sgd")
+    plain = keras.Sequential(model.layers)
+    plain.compile("sgd", "mse")
+    found = {
+        "run": attempted(strategy.run, lambda: None),
+        "apply": attempted(
+            model.optimizer.apply,
+            [keras.ops.ones(v.shape) for v in model.trainable_variables],
+            model.trainable_variables,
+        ),
+        "derivatives": attempted(derives.train_on_batch, x),
+        "plain": attempted(plain.fit, x, x[:, :4]),
+    }
+    assert np.array_equal(before, kernel.numpy())
+    return found
+
+
+def settings(_):
+    """Other things."""
+    strategy = in_cluster(least_elements=64)
+    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
+    with strategy.scope():
+        model = sharded_models.dense()
+        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True), jit_compile=True)
+    found = {}
+    found["jit"] = attempted(model.train_on_batch, x, y)
+    found["summary"] = attempted(lambda: str(keras_dist.summary(model)))
+    found["strategy summary"] = attempted(lambda: str(strategy.summary(model)))
+    found["verify"] = attempted(lambda: str(strategy.verify(model, x, y)))
+    found["repr"] = repr(model.layers[0].kernel), repr(model.layers[0]), repr(strategy)
+    found["clone"] = attempted(lambda: type(keras.models.clone_model(model)).__name__)
+    found["config"] = str(model.get_config())[:900]
+    found["isinit"] = __import__("torch").distributed.is_initialized()
+    found["plan"] = attempted(lambda: str(strategy.plan))
+    return found
