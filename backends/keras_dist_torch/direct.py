@@ -138,6 +138,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
         assert isinstance(replica, DirectReplica)
+        self.workers.check()  # FSDP does not, and gradients are used next
         ((own,), (weight,)) = gradients, weights
         replica.trains(variables)
         # Gradients that no backward pass has computed have no weight yet.

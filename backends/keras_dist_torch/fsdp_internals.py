@@ -9,6 +9,7 @@ It is apart from `torch_internals`, because importing these takes long.
 | `FSDPState._lazy_init` | the model is the root, whatever is called first |
 | `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
 | `FSDPState._fsdp_param_groups` | a failed step leaves layers whole |
+| `_comm_ctx.post_forward_order`, `_post_forward_indices` | predictions, which have no backward pass |
 | `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
 
 If one of them moves, `private` raises an error with its name.
@@ -59,7 +60,7 @@ def make_root(module: torch.nn.Module) -> None:
 def reset(module: torch.nn.Module) -> None:
     """Ends a failed step of a root: its modules' parameters are in parts."""
     root = state_of(module)
-    if root is None:
+    if root is None or not root._is_root:  # no step has begun
         return
     if "_reset_iter_state" in vars(_State):  # from PyTorch 2.13
         root._reset_iter_state()
@@ -69,6 +70,19 @@ def reset(module: torch.nn.Module) -> None:
             group.reshard()
         state._training_state = type(state._training_state).IDLE
         state._is_root = None
+
+
+def forget_order(module: torch.nn.Module, *_: Any) -> None:
+    """Forgets the order of calls without gradients; a hook after a call.
+
+    FSDP gathers in this order in a backward pass, which will not come.
+    """
+    if torch.is_grad_enabled():
+        return
+    for state in state_of(module)._state_ctx.all_states:
+        state._comm_ctx.post_forward_order.clear()
+        for group in state._fsdp_param_groups:
+            group._post_forward_indices.clear()
 
 
 def taken_hooks(module: torch.nn.Module) -> tuple[Any, Any]:

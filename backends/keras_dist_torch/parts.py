@@ -200,7 +200,8 @@ class DTensorHome(ShardedHome):
             return kept.clone() if is_probe else kept
         if isinstance(replica, GathersVariables):
             return replica.whole(self.variable, kept)
-        return kept.detach().full_tensor()
+        with self._workers.named():
+            return kept.detach().full_tensor()
 
     def set_whole(self, value: torch.Tensor) -> None:
         kept, held = stored(self.variable), vars(self.variable).get(_HELD)

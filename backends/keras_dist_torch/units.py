@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard
 
 from keras_dist.core.plan import num_bytes
+from keras_dist_torch.fsdp_internals import forget_order
 from keras_dist_torch.fsdp_internals import make_root
 from keras_dist_torch.fsdp_internals import set_hooks
 from keras_dist_torch.fsdp_internals import shard_module
@@ -148,6 +149,8 @@ def _shard(module: Any, mesh: DeviceMesh) -> None:
 
     module.register_forward_hook(_own_results)
     shard_module(module, mesh=mesh, shard_placement_fn=shard_of)
+    if isinstance(module, keras.Model):
+        module.register_forward_hook(forget_order)
 
 
 def _lives(module: torch.nn.Module) -> Iterator[Live]:

@@ -1,26 +1,31 @@
 """What workers run in `test_sharded_variables.py`."""
 
+import gc
+
 import keras
 import numpy as np
+import torch
 
 import keras_dist
+from keras_dist_torch import parts
 from parity import cases
 from parity import harness
 from workers import sharded_jobs
 from workers import sharded_models
+from workers import sharded_programs
 from workers.jobs import attempted
 
 VARIABLES = {"variables": "sharded"}
 
 
 def in_cluster(least_elements=1):
-    """The strategy under which this worker trains from now on."""
-    from keras_dist_torch import parts
+    """The strategy that this worker trains under from now on.
 
+    Args:
+        least_elements: Integer, how many elements make a variable large.
+    """
     parts.LEAST_ELEMENTS = least_elements
-    strategy = keras_dist.MultiWorkerMirroredStrategy(**VARIABLES)
-    harness.strategy = lambda num_replicas: strategy
-    return strategy
+    return sharded_jobs.in_cluster(VARIABLES)
 
 
 def train_case(name):
@@ -30,8 +35,14 @@ def train_case(name):
     return harness.train(case, count, harness.strategy)
 
 
+def run_program(name, argument):
+    """What a program computes, with small variables that are not in parts."""
+    strategy = in_cluster(least_elements=64)
+    return sharded_programs.PROGRAMS[name](strategy.scope, argument)
+
+
 def save_all(folder):
-    """Trains and saves in each way there is."""
+    """Trains and saves in each way there is; what the state was then."""
     in_cluster()
     return sharded_jobs.save_all(folder, VARIABLES)
 
@@ -42,22 +53,28 @@ def load_all(folder):
     return sharded_jobs.load_all(folder, VARIABLES)
 
 
-def train_cases(names):
-    return [attempted(train_case, name) for name in names]
+def wide_model():
+    """A strategy, and a trained model whose size is in three layers."""
+    strategy = in_cluster()
+    model = sharded_models.compiled(sharded_models.wide, strategy.scope)
+    sharded_models.all_of(model, sharded_models.NUMBERS, sharded_models.CLASSES)
+    return strategy, model
 
 
-def run_program(name, optimizer):
-    """What a program computes on this worker."""
-    strategy = in_cluster(least_elements=64)
-    return sharded_models.PROGRAMS[name](strategy.scope(), optimizer)
+def bytes_kept(_):
+    """For each variable, bytes here and in all; then bytes of all tensors."""
+    before = bytes_of_tensors()
+    strategy, model = wide_model()
+    home = strategy.executor.home
+    kept = [
+        (tuple(variable.shape), list(home(variable).bytes_kept().values()))
+        for variable in [*model.variables, *model.optimizer.variables]
+    ]
+    return kept, bytes_of_tensors() - before
 
 
-def live_bytes():
-    """Bytes of all tensors that are alive here."""
-    import gc
-
-    import torch
-
+def bytes_of_tensors():
+    """Bytes of the memory of all tensors that are alive."""
     gc.collect()
     sizes = {}
     for each in gc.get_objects():
@@ -68,96 +85,80 @@ def live_bytes():
     return sum(sizes.values())
 
 
-def bytes_kept(_):
-    """For each variable in parts, bytes here and in all; and what is alive."""
-    strategy = in_cluster(least_elements=64)
-    before = live_bytes()
-    model = sharded_models.compiled(sharded_models.wide, strategy.scope())
-    model.fit(
-        sharded_models.NUMBERS, sharded_models.CLASSES, batch_size=5, verbose=0
-    )
-    home = strategy.executor.home
-    kept = {
-        variable.path: (
-            sum(home(variable).bytes_kept().values()),
-            4 * int(np.prod(variable.shape)),
-        )
-        for variable in [*model.variables, *model.optimizer.variables]
-    }
-    return kept, live_bytes() - before
-
-
 def collectives(_):
-    """The collectives of a step, by name."""
+    """How many collectives of FSDP and DTensor a step has, by name."""
+    # PyTorch can't import this before the modules of FSDP.
     from torch.distributed.tensor.debug import CommDebugMode
 
-    strategy = in_cluster(least_elements=64)
-    model = sharded_models.compiled(sharded_models.wide, strategy.scope())
-    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
-    model.train_on_batch(x, y)
+    _, model = wide_model()
     with CommDebugMode() as counting:
-        model.train_on_batch(x, y)
+        model.train_on_batch(sharded_models.NUMBERS, sharded_models.CLASSES)
     return {
-        str(k).split(".")[-1]: v for k, v in counting.get_comm_counts().items()
+        str(name).rpartition(".")[2]: count
+        for name, count in counting.get_comm_counts().items()
     }
 
 
-def mirrored_program(name, optimizer):
-    strategy = keras_dist.MultiWorkerMirroredStrategy()
-    return sharded_models.PROGRAMS[name](strategy.scope(), optimizer)
+class Derives(sharded_models.Parts):
+    """Asks for gradients in a way that FSDP does not see."""
+
+    def train_step(self, data):
+        loss = keras.ops.mean(self.encoder(data[0]))
+        torch.autograd.grad(loss, [self.encoder.kernel.value])
+
+
+class DerivesTwice(sharded_models.Parts):
+    """Asks for gradients that can be differentiated."""
+
+    def train_step(self, data):
+        loss = keras.ops.mean(self.encoder(data[0]))
+        loss.backward(create_graph=True)
 
 
 def refused(_):
-    """What is refused on variables in parts, as texts."""
-    import torch
-
-    strategy = in_cluster(least_elements=64)
-    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
-    model = sharded_models.compiled(sharded_models.dense, strategy.scope())
-    model.fit(x, y, verbose=0)
-    kernel = model.layers[0].kernel
-    before = kernel.numpy()
-
-    class Derives(sharded_models.Parts):
-        def train_step(self, data):
-            loss = keras.ops.mean(self.encoder(data[0]))
-            torch.autograd.grad(loss, [self.encoder.kernel.value])
-
-    with strategy.scope():
-        derives = Derives()
-        derives.build(None)
-        derives.compile("sgd")
-    plain = keras.Sequential(model.layers)
-    plain.compile("sgd", "mse")
+    """What is refused, as texts; nothing changes meanwhile."""
+    strategy, model = wide_model()
+    variables = model.trainable_variables
+    before = [variable.numpy() for variable in variables]
     found = {
         "run": attempted(strategy.run, lambda: None),
         "apply": attempted(
             model.optimizer.apply,
-            [keras.ops.ones(v.shape) for v in model.trainable_variables],
-            model.trainable_variables,
+            [keras.ops.ones(variable.shape) for variable in variables],
+            variables,
         ),
-        "derivatives": attempted(derives.train_on_batch, x),
-        "plain": attempted(plain.fit, x, x[:, :4]),
     }
-    assert np.array_equal(before, kernel.numpy())
+    for make in Derives, DerivesTwice:
+        own = sharded_models.compiled(make, strategy.scope)
+        found[make.__name__] = attempted(
+            own.train_on_batch,
+            sharded_models.NUMBERS,
+            sharded_models.CLASSES,
+        )
+    for value, variable in zip(before, variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
     return found
 
 
-def settings(_):
-    """Other things."""
-    strategy = in_cluster(least_elements=64)
-    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
-    with strategy.scope():
-        model = sharded_models.dense()
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(True), jit_compile=True)
-    found = {}
-    found["jit"] = attempted(model.train_on_batch, x, y)
-    found["summary"] = attempted(lambda: str(keras_dist.summary(model)))
-    found["strategy summary"] = attempted(lambda: str(strategy.summary(model)))
-    found["verify"] = attempted(lambda: str(strategy.verify(model, x, y)))
-    found["repr"] = repr(model.layers[0].kernel), repr(model.layers[0]), repr(strategy)
-    found["clone"] = attempted(lambda: type(keras.models.clone_model(model)).__name__)
-    found["config"] = str(model.get_config())[:900]
-    found["isinit"] = __import__("torch").distributed.is_initialized()
-    found["plan"] = attempted(lambda: str(strategy.plan))
-    return found
+def shown(_):
+    """What a user sees of a model, and what Keras sees of workers."""
+    strategy, model = wide_model()
+    report = strategy.verify(
+        model, sharded_models.NUMBERS, sharded_models.CLASSES
+    )
+    return {
+        "classes": {type(each).__name__ for each in model._flatten_layers()},
+        "config": str(model.get_config()),
+        "repr": repr(model.layers[0].kernel),
+        "is_same": bool(report.is_same)
+        if hasattr(report, "is_same")
+        else str(report),
+        "has_group": torch.distributed.is_initialized(),
+    }
+
+
+def devices_refused():
+    """The error of a worker with several devices, as a text."""
+    return attempted(
+        lambda: keras_dist.MultiWorkerMirroredStrategy(**VARIABLES)
+    )
