@@ -9,7 +9,7 @@ It is apart from `torch_internals`, because importing these takes long.
 | `FSDPState._lazy_init` | the model is the root, whatever is called first |
 | `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
 | `FSDPState._fsdp_param_groups` | a failed step leaves layers whole |
-| `_comm_ctx.post_forward_order`, `_post_forward_indices` | predictions, which have no backward pass |
+| `post_forward_order`, `_post_forward_indices` | predictions fill them |
 | `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
 
 If one of them moves, `private` raises an error with its name.

@@ -24,7 +24,7 @@ shards = pytest.mark.only_on(
 )
 SHARDS_VARIABLES = isinstance(get_backend(), ShardsVariables)
 shards_variables = pytest.mark.only_on(
-    "jax", reason="This backend refuses to shard them, as tests/parity tests."
+    "jax", reason="Other backends don't shard them within one process."
 )
 ROWS = 20
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
