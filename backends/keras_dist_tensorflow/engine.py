@@ -219,7 +219,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         return one_copy()
 
     @contextlib.contextmanager
-    def probing(self) -> Iterator[None]:
+    def probing(self, layer: keras.Layer | None = None) -> Iterator[None]:
         with tf.init_scope(), tf.summary.record_if(False):
             yield
 

@@ -13,11 +13,12 @@ from keras_dist.core.device import Device
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
+from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import keras_hooks
-from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
@@ -31,8 +32,10 @@ from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
+class TorchBackend(Backend, Differentiates, ShardsVariables):
     """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
+
+    has_shards_on_devices = False
 
     def __init__(self) -> None:
         self._num_cpus = 1
@@ -75,7 +78,25 @@ class TorchBackend(Backend, Differentiates, ShardsOptimizerState):
         return TorchCentralExecutor(plan, self._workers_of(plan))
 
     def sharded_executor(self, plan: Plan) -> Executor:
+        if plan.shards_variables:
+            return self._direct_executor(plan)
         return TorchShardedExecutor(plan, self._workers_of(plan))
+
+    def _direct_executor(self, plan: Plan) -> Executor:
+        if plan.num_local_replicas > 1:
+            names = ", ".join(map(str, plan.devices))
+            raise DeviceError(
+                "On PyTorch, a process keeps its part of variables on one "
+                f"device. Received: variables='sharded' with {names}. "
+                "Expected: one device in each process. Start a process for "
+                "each device with `keras-dist run --workers`, and use "
+                "MultiWorkerMirroredStrategy(variables='sharded') there."
+            )
+        # Late, because FSDP takes long to import.
+        from keras_dist_torch.direct import TorchDirectExecutor
+
+        assert self._workers is not None
+        return TorchDirectExecutor(plan, self._workers)
 
     def _workers_of(self, plan: Plan) -> TorchWorkers | None:
         return self._workers if plan.cluster else None

@@ -1,4 +1,10 @@
-"""The door to Keras' private names; `TorchModuleWrapper` is refused."""
+"""The door to Keras' private names; `TorchModuleWrapper` is refused.
+
+FSDP gathers the parameters of modules: `_torch_params`, where Keras has those
+of a layer, `_track_variables`, which fills it, `_layers`, which has the layers
+that PyTorch does not see, and `_functional`, the other model of a Sequential.
+What an optimizer computes from parts is written by `_direct_assign`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +31,44 @@ def tensor_of(variable: keras.Variable) -> torch.Tensor:
     value = parameter_of(variable)
     assert value is not None
     return value
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns a layer's variables without those of layers in it."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def own_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns the layers in a layer, without those in them."""
+    return list(layer._layers)
+
+
+def hidden_models(layer: keras.Layer) -> list[keras.Model]:
+    """Returns the models of a layer that Keras does not list as its layers."""
+    inner = getattr(layer, "_functional", None)
+    return [] if inner is None else [inner]
+
+
+def parameters_of(layer: keras.Layer) -> torch.nn.Module | None:
+    """Returns the module with a layer's parameters, once it is built."""
+    found: torch.nn.Module | None = layer._modules.get("_torch_params")
+    return found
+
+
+def set_parameters(layer: keras.Layer, module: torch.nn.Module) -> None:
+    """Replaces the module with a layer's parameters."""
+    layer._modules["_torch_params"] = module
+
+
+def hook_tracking(hook: Callable[[Any], Callable[..., Any]]) -> None:
+    """Hooks the methods that make parameters of a layer's variables."""
+    for name in ("_track_variables", "_post_track_variable"):
+        setattr(keras.Layer, name, hook(getattr(keras.Layer, name)))
+
+
+def hook_assignment(hook: Callable[[Any], Callable[..., Any]]) -> None:
+    """Hooks the method that writes into a variable's tensor."""
+    keras.Variable._direct_assign = hook(keras.Variable._direct_assign)
 
 
 def forget_parameter(variable: keras.Variable) -> None:

@@ -102,17 +102,21 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             return cut(batch, taken, self._devices[index])
 
         shares = [Share(len(own), lengths[0]) for _, own in members]
-        with contextlib.ExitStack() as stack:
-            overlap = None
-            if self.workers is not None:
-                weights = [share.weight for share in shares]
-                overlap = Overlap(self.workers, self._home, weights)
-                stack.enter_context(overlap)
+        with self._overlapping(shares) as overlap:
             parts = [
                 (index, share, part(index, own))
                 for (index, own), share in zip(members, shares, strict=True)
             ]
             return self._play(fn, parts, group, overlap)
+
+    def _overlapping(
+        self, shares: Sequence[Share]
+    ) -> contextlib.AbstractContextManager[Overlap | None]:
+        """Returns a context in which gradients leave when they are there."""
+        if self.workers is None:
+            return contextlib.nullcontext()
+        weights = [share.weight for share in shares]
+        return Overlap(self.workers, self._home, weights)
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         lengths = lengths_of(batch)
@@ -202,12 +206,12 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             moved.close(may_pack=not self._open)
 
     def _on_device(
-        self, fn: Callable[..., T], replica: TorchReplica, *args: Any
+        self, fn: Callable[..., T], replica: Replica, *args: Any
     ) -> T:
         with keras_device(self.plan.devices[replica.index]):
             return fn(replica, *args)
 
-    def probing(self) -> Any:
+    def probing(self, layer: keras.Layer | None = None) -> Any:
         return torch.no_grad()
 
     def rehearsing(self) -> Any:

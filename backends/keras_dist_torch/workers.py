@@ -30,6 +30,8 @@ from keras_dist.plugin.workers import Workers
 TIMEOUT = 600.0
 # Seconds that a worker waits at its end for the others to end.
 PARTING = 10.0
+# Words in errors of collectives that PyTorch starts itself.
+_SIGNS = ("/gloo/", "ncclerror", "nccl error", "collective was aborted")
 # Dtypes that collectives can't sum, and the wider ones that are sent instead.
 _SUMMED_AS = {
     torch.bool: torch.int32,
@@ -49,7 +51,7 @@ class TorchWorkers(Workers):
         own = ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
         self.store, words = rendezvous(cluster, self._timeout, " ".join(own))
         self._is_nccl = may_use_nccl([word.split() for word in words], options)
-        with self._named():
+        with self.named():
             self.group = self._group()
         self._beats = Heartbeats(
             cluster,
@@ -84,11 +86,20 @@ class TorchWorkers(Workers):
     def _wait(self, work: Any) -> None:
         """Waits for a collective; the sums of an aborted one are an error."""
         work.wait()
+        self._check()
+
+    def _check(self) -> None:
+        """Raises if collectives were aborted, also those that GPUs wait for."""
         if self._is_nccl:
             # The wait is the GPU's, and it ends without an error on an abort.
             torch.cuda.current_stream().synchronize()
         if self._is_aborted:
             raise RuntimeError("The collective was aborted.")
+
+    def check(self) -> None:
+        """Raises `WorkerLostError` if collectives so far were aborted."""
+        with self.named():
+            self._check()
 
     def _sendable(self, tensors: Sequence[Any]) -> list[Any]:
         """Moves tensors of the host to the primary GPU for NCCL."""
@@ -117,11 +128,11 @@ class TorchWorkers(Workers):
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
         """Starts to sum a flat tensor in place; returns the wait for it."""
-        with self._named():
+        with self.named():
             work = self.group.allreduce([flat])
 
         def wait() -> None:
-            with self._named():
+            with self.named():
                 self._wait(work)
 
         return wait
@@ -134,7 +145,7 @@ class TorchWorkers(Workers):
             return arrived.to(rows.dtype).sum(dim=0)
         if self._is_nccl:
             own = torch.empty_like(rows[0])
-            with self._named():
+            with self.named():
                 self._wait(self.group._reduce_scatter_base(own, rows))
             return own
         # Gloo's own reduce-scatter sends as much as an all-reduce.
@@ -143,7 +154,7 @@ class TorchWorkers(Workers):
     def _all_to_all(self, rows: torch.Tensor) -> torch.Tensor:
         """Sends row `i` of each worker to worker `i`."""
         arrived = torch.empty_like(rows)
-        with self._named():
+        with self.named():
             self._wait(
                 self.group.alltoall_base(
                     arrived, rows, [], [], dist.AllToAllOptions()
@@ -154,7 +165,7 @@ class TorchWorkers(Workers):
     def gather_flat(self, own: torch.Tensor) -> torch.Tensor:
         """Concatenates the workers' flat tensors, which have equal lengths."""
         arrived = own.new_empty(self.cluster.num_workers * own.numel())
-        with self._named():
+        with self.named():
             self._wait(self.group._allgather_base(arrived, own))
         return arrived
 
@@ -170,7 +181,7 @@ class TorchWorkers(Workers):
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         packed = _bytes_of(self._sendable(tensors))
         if packed.numel():
-            with self._named():
+            with self.named():
                 self._wait(self.group.broadcast([packed]))
         return _tensors_of(packed, tensors)
 
@@ -195,7 +206,7 @@ class TorchWorkers(Workers):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
 
     @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
+    def named(self) -> Iterator[None]:
         """Turns the error of a failed collective into `WorkerLostError`."""
         try:
             yield
@@ -204,21 +215,30 @@ class TorchWorkers(Workers):
                 self, "_beats"
             ):
                 raise
-            self._has_lost = True
-            who = self._beats.describe_lost() or (
-                "every worker is alive, but not all of them took part within "
-                f"{self._timeout:g} seconds"
-            )
-            raise WorkerLostError(
-                f"Worker {self.cluster.index} can't go on without the others: "
-                f"{who}. See what that worker printed, and start all workers "
-                "again, for instance with `keras-dist run --max-restarts`."
-            ) from error
+            raise self._lost() from error
+
+    def explain(self, error: BaseException) -> BaseException:
+        is_known = isinstance(error, WorkerLostError)
+        text = str(error).lower()
+        is_sign = any(sign in text for sign in _SIGNS)
+        return self._lost() if is_sign and not is_known else error
+
+    def _lost(self) -> WorkerLostError:
+        self._has_lost = True
+        who = self._beats.describe_lost() or (
+            "every worker is alive, but not all of them took part within "
+            f"{self._timeout:g} seconds"
+        )
+        return WorkerLostError(
+            f"Worker {self.cluster.index} can't go on without the others: "
+            f"{who}. See what that worker printed, and start all workers "
+            "again, for instance with `keras-dist run --max-restarts`."
+        )
 
     def _gather_bytes(
         self, outputs: list[torch.Tensor], packed: torch.Tensor
     ) -> None:
-        with self._named():
+        with self.named():
             self._wait(self.group.allgather([outputs], [packed]))
 
 

@@ -28,7 +28,7 @@ from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
-from keras_dist.plugin.powers import ShardsVariables
+from keras_dist.plugin.powers import shards_on_devices
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
 from keras_dist.strategies.strategy import Strategy
@@ -66,7 +66,7 @@ def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
         known[SHARDED] = lambda: MirroredStrategy(
             computing, optimizer_state="sharded"
         )
-    if isinstance(get_backend(), ShardsVariables):
+    if shards_on_devices(get_backend()):
         known[VARIABLES_SHARDED] = lambda: MirroredStrategy(
             computing, variables="sharded"
         )

@@ -83,7 +83,11 @@ def _hook_call(original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
     ):
         return original(self, *args, **kwargs)
     outputs = original(self, *args, **kwargs)
-    if step.kinds.is_new(self) and _has_code_of_users(self):
+    if (
+        step.kinds.is_new(self)
+        and _has_code_of_users(self)
+        and step.runner.may_probe(self)
+    ):
         training = kwargs.get("training")
         _look(step, LayerCall(self, args, kwargs, training))
     return outputs

@@ -106,6 +106,9 @@ class ShardedHome(Home):
         """
         return value
 
+    def set_trainable(self, value: bool) -> None:
+        """Called when the variable's `trainable` is set."""
+
     @abstractmethod
     def whole(self) -> Any:
         """Returns the whole value; with several workers, a collective."""

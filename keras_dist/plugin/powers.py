@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_dist.core.plan import Plan
+from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.targets import CompiledProgram
@@ -28,6 +29,16 @@ class ShardsVariables(ShardsOptimizerState):
 
     Its `sharded_executor` does, for a plan with `shards_variables`.
     """
+
+    # False if a process keeps the shards of one device only.
+    has_shards_on_devices = True
+
+
+def shards_on_devices(backend: Backend) -> bool:
+    """Returns whether a process' devices can each keep their shards."""
+    return (
+        isinstance(backend, ShardsVariables) and backend.has_shards_on_devices
+    )
 
 
 class HasTPUs(ABC):
@@ -123,7 +134,11 @@ def check_optimizer_state(optimizer_state: str) -> bool:
 def check_variables(variables: str) -> bool:
     """Returns true for `"sharded"` and false for `"mirrored"`."""
     return _is_sharded(
-        "variables", variables, "variables", ShardsVariables, "'jax'"
+        "variables",
+        variables,
+        "variables",
+        ShardsVariables,
+        "'jax' or 'torch'",
     )
 
 

@@ -99,6 +99,9 @@ class Replica(ABC):
         group: `ReplicaGroup`, the workers that this one is among.
     """
 
+    # False if it reads variables themselves, which may change under it.
+    has_copies = True
+
     def __init__(
         self, index: int, share: Share, group: ReplicaGroup = ALONE
     ) -> None:

@@ -68,12 +68,22 @@ class ReplicaRunner(ABC):
         """
         return contextlib.nullcontext()
 
-    def probing(self) -> contextlib.AbstractContextManager[Any]:
+    def probing(
+        self, layer: keras.Layer | None = None
+    ) -> contextlib.AbstractContextManager[Any]:
         """Returns a context to call a layer again in, without gradients.
 
-        Computation inside runs at once, so that results have values.
+        Computation inside runs at once, so that results have values. Workers
+        enter it together, and may call the layer unequally often.
+
+        Args:
+            layer: The layer, or `None` to call none.
         """
         return contextlib.nullcontext()
+
+    def may_probe(self, layer: keras.Layer) -> bool:
+        """Returns false if calling a layer for a warning costs too much."""
+        return True
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context to make variables in, in the middle of a step."""

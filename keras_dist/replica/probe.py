@@ -184,7 +184,7 @@ def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
     with (
         kept_attributes(layer),
         outside_replicas(),
-        step.runner.probing(),
+        step.runner.probing(layer),
         kept_random_state(get_backend()),
         warnings.catch_warnings(),
     ):

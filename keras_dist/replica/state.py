@@ -120,7 +120,7 @@ class ReplicaScope(LayerScope):
         value = self.state_mapping.get(id(variable))
         if value is None:
             value = self._state.read(variable)
-            if value is not None:
+            if value is not None and self._state.replica.has_copies:
                 self.state_mapping[id(variable)] = value
         return value
 

@@ -240,6 +240,19 @@ class ShardedVariable(MirroredVariable):
                 return np.asarray(value, dtype)
         return super().__array__(dtype)
 
+    @property
+    def trainable(self) -> bool:
+        return bool(self._trainable)
+
+    @trainable.setter
+    def trainable(self, value: bool) -> None:
+        home = self.home
+        if home.is_split:
+            self._trainable = value
+            home.set_trainable(value)
+        else:
+            keras.Variable.trainable.fset(self, value)
+
     def _direct_assign(self, value: Any) -> None:
         home = self.home
         if home.is_split:

@@ -46,7 +46,8 @@ class Compiler(types.ModuleType):
         return (lambda each: each) if fn is None else fn
 
     def __getattr__(self, name):
-        if not LaterCompiler.is_ready:
+        # `inspect` asks every module for its file, whoever is being imported.
+        if not LaterCompiler.is_ready or name == "__file__":
             raise AttributeError(name)
         LaterCompiler.is_wanted = True
         if sys.modules.get(COMPILER) is self:

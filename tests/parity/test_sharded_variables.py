@@ -11,7 +11,6 @@ from parity.harness import plain
 from parity.harness import sharded_variables
 from parity.harness import train
 from parity.test_sharded import ON_THREE
-from sharded.helpers import SHARDS_VARIABLES
 from sharded.helpers import shards_variables
 
 CASES = [case for case in cases.CASES if BACKEND in case.backends]
@@ -32,12 +31,22 @@ def test_same_numbers(case, num_replicas):
     assert_same(found, plain(case), case.rtol)
 
 
-@pytest.mark.skipif(SHARDS_VARIABLES, reason="This backend has it.")
+@pytest.mark.only_on(
+    "tensorflow", reason="Others have it, at least on workers."
+)
 def test_the_error_says_which_backends_have_it():
-    with pytest.raises(ValueError, match=r"can shard them \('jax'\)"):
+    with pytest.raises(ValueError, match=r"\('jax' or 'torch'\)"):
         sharded_variables(2)
     with pytest.raises(ValueError, match=keras.backend.backend()):
         keras_dist.MultiWorkerMirroredStrategy(variables="sharded")
+
+
+@pytest.mark.only_on("torch", reason="It has shards on workers only.")
+def test_the_error_says_how_to_start_a_process_for_each_device():
+    with pytest.raises(ValueError, match="keras-dist run --workers"):
+        sharded_variables(2)
+    with sharded_variables(1).scope():
+        assert type(keras.Variable([1.0])) is keras.Variable
 
 
 @shards_variables

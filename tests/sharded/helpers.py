@@ -9,7 +9,7 @@ from keras import optimizers
 
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
-from keras_dist.plugin.powers import ShardsVariables
+from keras_dist.plugin.powers import shards_on_devices
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import sharded
@@ -22,9 +22,10 @@ shards = pytest.mark.only_on(
     "torch",
     reason="This backend refuses to shard it, as tests/parity tests.",
 )
-SHARDS_VARIABLES = isinstance(get_backend(), ShardsVariables)
+# In one process, for each device of it.
+SHARDS_VARIABLES = shards_on_devices(get_backend())
 shards_variables = pytest.mark.only_on(
-    "jax", reason="This backend refuses to shard them, as tests/parity tests."
+    "jax", reason="Other backends don't shard them within one process."
 )
 ROWS = 20
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")

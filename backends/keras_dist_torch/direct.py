@@ -1,0 +1,288 @@
+"""The executor for variables in parts: one replica in each worker."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import keras
+import torch
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
+
+from keras_dist.core.plan import Plan
+from keras_dist.core.plan import num_bytes
+from keras_dist.core.rows import Share
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.overrides import as_hook
+from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.home import Home
+from keras_dist.plugin.powers import KeepsParts
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
+from keras_dist.plugin.replica import named
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.variables import ShardedVariable
+from keras_dist_torch.direct_replica import DirectReplica
+from keras_dist_torch.fsdp_internals import reset
+from keras_dist_torch.keras_internals import hook_assignment
+from keras_dist_torch.keras_internals import hook_tracking
+from keras_dist_torch.mesh import mesh_of
+from keras_dist_torch.parts import DTensorHome
+from keras_dist_torch.parts import are_in_parts
+from keras_dist_torch.parts import as_parts
+from keras_dist_torch.parts import hold
+from keras_dist_torch.parts import is_to_split
+from keras_dist_torch.parts import mark_slot
+from keras_dist_torch.parts import reads_parts
+from keras_dist_torch.parts import release
+from keras_dist_torch.parts import stored
+from keras_dist_torch.replicas import TorchReplicaExecutor
+from keras_dist_torch.units import called_plainly
+from keras_dist_torch.units import is_live
+from keras_dist_torch.units import shard_layers
+from keras_dist_torch.workers import TorchWorkers
+
+T = TypeVar("T")
+# Bytes of variables that are gathered to look for coupled rows in a layer.
+MOST_BYTES_PROBED = 1 << 30
+
+
+class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
+    """Runs one replica a worker, on variables in parts."""
+
+    workers: TorchWorkers
+    # A plain model would update copies.
+    shares_layers = False
+
+    def __init__(self, plan: Plan, workers: TorchWorkers) -> None:
+        super().__init__(plan, workers)
+        self._mesh = mesh_of(workers, self._home.type)
+        # FSDP's hooks, as they are.
+        self._step = torch._dynamo.disable(self._run_step)
+        install()
+
+    def home(self, variable: keras.Variable) -> Home:
+        is_sharded = isinstance(variable, ShardedVariable)
+        if is_sharded or is_to_split(variable):
+            return DTensorHome(variable, self.plan, self._mesh, self.workers)
+        return super().home(variable)
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        mark_slot(variable, reference)
+
+    def prepare(self, model: keras.Model) -> None:
+        super().prepare(model)
+        if model.built:
+            shard_layers(model, self._mesh)
+
+    @contextlib.contextmanager
+    def probing(self, layer: keras.Layer | None = None) -> Iterator[None]:
+        variables = [] if layer is None else layer.variables
+        chosen = [v for v in variables if isinstance(stored(v), DTensor)]
+        with _held(chosen), called_plainly(layer), torch.no_grad():
+            yield
+
+    def may_probe(self, layer: keras.Layer) -> bool:
+        sizes = [num_bytes(v) for v in layer.variables if are_in_parts([v])]
+        return sum(sizes) <= MOST_BYTES_PROBED
+
+    def recover(self, model: keras.Model) -> None:
+        reset(model)
+
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        raise UnsupportedModelError(
+            "On PyTorch, variables in parts are for `fit`, `evaluate`, "
+            "`predict` and their relatives for one batch. Received: "
+            "`strategy.run` under variables='sharded'. Expected: one of "
+            "them, with a `train_step` of the model for a loop of your own, "
+            "or variables='mirrored'."
+        )
+
+    def _overlapping(
+        self, shares: Sequence[Share]
+    ) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # FSDP sends gradients
+
+    def _play(
+        self,
+        fn: Callable[..., T],
+        members: Sequence[tuple[Any, ...]],
+        group: ReplicaGroup,
+        overlap: Any = None,
+    ) -> list[T]:
+        ((_, share, *args),) = members
+        result: T = self._step(fn, DirectReplica(share, group), args)
+        return [result]
+
+    def _run_step(
+        self, fn: Callable[..., T], replica: DirectReplica, args: list[Any]
+    ) -> T:
+        place = named(replica.id, self.plan.num_replicas)
+        try:
+            with place, self._own_randomness():
+                return self._on_device(fn, replica, *args)
+        finally:
+            replica.close()
+
+    def sum_gradients(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
+        assert isinstance(replica, DirectReplica)
+        self.workers.check()  # FSDP does not, and gradients are used next
+        ((own,), (weight,)) = gradients, weights
+        replica.trains(variables)
+        # Gradients that no backward pass has computed have no weight yet.
+        factor = 1.0 if replica.has_gradients else weight
+        places = [
+            place
+            for place, gradient in enumerate(own)
+            if not isinstance(gradient, DTensor)
+        ]
+        sums = self._summed([own[i] for i in places], places, variables, factor)
+        found = list(own)
+        for place, total in zip(places, sums, strict=True):
+            found[place] = self._in_parts(total, variables[place])
+        return found
+
+    def _summed(
+        self,
+        own: list[Any],
+        places: list[int],
+        variables: Sequence[keras.Variable],
+        factor: float,
+    ) -> list[Any]:
+        """Sums gradients over workers, `None` where no worker has one."""
+        if not own:
+            return []
+        flags = torch.tensor([float(g is not None) for g in own])
+        filled = [
+            torch.zeros(tuple(variables[i].shape), device=self._home)
+            if gradient is None
+            else gradient * factor
+            for i, gradient in zip(places, own, strict=True)
+        ]
+        *sums, counts = self.workers.sum([*filled, flags.to(self._home)])
+        return [
+            total if count else None
+            for total, count in zip(sums, counts.tolist(), strict=True)
+        ]
+
+    def _in_parts(self, total: Any, variable: keras.Variable) -> Any:
+        home = self.home(variable)
+        if total is None or not isinstance(home, DTensorHome):
+            return total
+        return home.split(total).detach()
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+        try:
+            # What is no `DTensor` is the same on all workers.
+            with as_parts(), implicit_replication():
+                yield
+        except NotImplementedError as error:
+            raise _not_in_parts(optimizer, error) from error
+
+    @contextlib.contextmanager
+    def readable_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> Iterator[None]:
+        chosen = [each for each in variables if are_in_parts([each])]
+        with _held(chosen, self.plan.is_chief, torch.device("cpu")):
+            yield
+
+    @contextlib.contextmanager
+    def written_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> Iterator[None]:
+        chosen = [each for each in variables if are_in_parts([each])]
+        with self.readable_by_chief(chosen):
+            yield
+            for variable in chosen:
+                home = self.home(variable)
+                assert isinstance(home, DTensorHome)
+                home.take_chiefs(release(variable))
+
+
+@contextlib.contextmanager
+def _held(
+    variables: Sequence[keras.Variable],
+    is_held: bool = True,
+    device: torch.device | None = None,
+) -> Iterator[None]:
+    """Gathers variables, one after the other, and holds them inside."""
+    try:
+        for variable in variables:
+            hold(variable, is_held, device)
+        yield
+    finally:
+        for variable in variables:
+            release(variable)
+
+
+def _not_in_parts(
+    optimizer: keras.optimizers.Optimizer, error: Exception
+) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"Optimizer '{optimizer.name}' of class {type(optimizer).__name__} "
+        "can't update variables in parts, or a constraint of a variable "
+        f"can't be computed on them. PyTorch says: {error}. Expected: "
+        "operations that DTensor has, or variables='mirrored'."
+    )
+
+
+@functools.cache
+def install() -> None:
+    """Hooks Keras for variables in parts, once."""
+    hook_tracking(_hook_tracking)
+    hook_assignment(_hook_assignment)
+    # Installed first, so that the order of wrappers is the same whichever
+    # strategy is made first.
+    keras_hooks().install()
+    for cls in (
+        keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer,
+    ):
+        cls.apply = _hook_apply(cls.apply)
+
+
+@as_hook
+def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
+    """Keeps Keras from gathering variables to register them with PyTorch."""
+    if not is_live(self):
+        with as_parts():
+            original(self, *args)
+
+
+@as_hook
+def _hook_assignment(original: Any, self: Any, value: Any) -> None:
+    """Gathers what an optimizer assigns to a variable that is not in parts."""
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    original(self, value)
+
+
+@as_hook
+def _hook_apply(
+    original: Any, self: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Refuses updates outside of steps, which would change copies only."""
+    trained = list(trainable_variables or ())
+    is_outside = current_replica() is None and not reads_parts()
+    if is_outside and are_in_parts([*self.variables, *trained]):
+        raise UnsupportedModelError(
+            f"Optimizer '{self.name}' was called outside of `fit`, "
+            "`train_on_batch` and a `train_step`, for variables in parts. "
+            "Expected: an update in a model's `train_step`, or "
+            "variables='mirrored'."
+        )
+    original(self, grads, trainable_variables and trained)

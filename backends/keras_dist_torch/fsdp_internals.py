@@ -1,0 +1,103 @@
+"""The door to PyTorch's private names for sharded variables.
+
+It is apart from `torch_internals`, because importing these takes long.
+
+| name | why |
+|---|---|
+| `GroupMember` | workers' default process group is hidden from Keras |
+| `_get_module_fsdp_state` | which layers are sharded, and by which model |
+| `FSDPState._lazy_init` | the model is the root, whatever is called first |
+| `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
+| `FSDPState._fsdp_param_groups` | a failed step leaves layers whole |
+| `post_forward_order`, `_post_forward_indices` | predictions fill them |
+| `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
+
+If one of them moves, `private` raises an error with its name.
+"""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+from keras_dist.internals.private_names import private
+
+GroupMember = private("torch.distributed.distributed_c10d.GroupMember")
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+state_of = private(f"{_STATE}._get_module_fsdp_state")
+_State = private(f"{_STATE}.FSDPState")
+_Context = private(f"{_STATE}.FSDPStateContext")
+private(f"{_STATE}.FSDPState._lazy_init")
+
+
+def shard_module(module: torch.nn.Module, **options: Any) -> None:
+    """Shards a module whose gradients are summed; its class stays as it is.
+
+    FSDP's class would show in a layer's configuration and in saved files.
+    """
+    own = module.__class__
+    fully_shard(module, reshard_after_forward=True, **options)
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+    object.__setattr__(module, "__class__", own)
+
+
+def make_root(module: torch.nn.Module) -> None:
+    """Makes a sharded module the root of all sharded modules in it."""
+    states = _states_in(module)
+    root = state_of(module)
+    if all(state._state_ctx is root._state_ctx for state in states) and (
+        root._is_root
+    ):
+        return
+    for state in states:
+        state._is_root = None
+    root._state_ctx = _Context()
+    root._lazy_init()
+
+
+def reset(module: torch.nn.Module) -> None:
+    """Ends a failed step of a root: its modules' parameters are in parts."""
+    root = state_of(module)
+    if root is None or not root._is_root:  # no step has begun
+        return
+    if "_reset_iter_state" in vars(_State):  # from PyTorch 2.13
+        root._reset_iter_state()
+        return
+    for state in _states_in(module):
+        for group in state._fsdp_param_groups:
+            group.reshard()
+        state._training_state = type(state._training_state).IDLE
+        state._is_root = None
+
+
+def forget_order(module: torch.nn.Module, *_: Any) -> None:
+    """Forgets the order of calls without gradients; a hook after a call.
+
+    FSDP gathers in this order in a backward pass, which will not come.
+    """
+    if torch.is_grad_enabled():
+        return
+    for state in state_of(module)._state_ctx.all_states:
+        state._comm_ctx.post_forward_order.clear()
+        for group in state._fsdp_param_groups:
+            group._post_forward_indices.clear()
+
+
+def taken_hooks(module: torch.nn.Module) -> tuple[Any, Any]:
+    """Takes away and returns what runs before and after a module's calls."""
+    before = module._forward_pre_hooks, module._forward_hooks
+    set_hooks(module, (OrderedDict(), OrderedDict()))
+    return before
+
+
+def set_hooks(module: torch.nn.Module, hooks: tuple[Any, Any]) -> None:
+    """Gives a module hooks that `taken_hooks` has returned."""
+    attributes = vars(module)
+    attributes["_forward_pre_hooks"], attributes["_forward_hooks"] = hooks
+
+
+def _states_in(module: torch.nn.Module) -> list[Any]:
+    found = [state_of(each) for each in module.modules()]
+    return [state for state in found if state is not None]

@@ -1,0 +1,46 @@
+"""The device mesh over a cluster's workers, for FSDP and DTensor."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
+
+from keras_dist_torch.fsdp_internals import GroupMember
+from keras_dist_torch.workers import TorchWorkers
+
+# The name of the workers' own process group, among PyTorch's backends.
+_NAME = "keras_dist"
+
+
+@functools.cache
+def mesh_of(workers: TorchWorkers, device_type: str) -> DeviceMesh:
+    """Makes a mesh with one device of each worker; all workers call it."""
+    cluster = workers.cluster
+    dist.Backend.register_backend(
+        _NAME, lambda *_: workers.group, devices=["cpu", "cuda"]
+    )
+    with _no_default_group():
+        dist.init_process_group(
+            _NAME,
+            store=dist.PrefixStore("keras_dist/mesh", workers.store),
+            rank=cluster.index,
+            world_size=cluster.num_workers,
+        )
+        return init_device_mesh(device_type, (cluster.num_workers,))
+
+
+@contextlib.contextmanager
+def _no_default_group() -> Iterator[None]:
+    """Takes the default group away inside, and puts it back at the end.
+
+    A mesh is made from the default group. From version 3.16, Keras puts models
+    into DistributedDataParallel wherever there is one.
+    """
+    before, GroupMember.WORLD = GroupMember.WORLD, None
+    try:
+        yield
+    finally:
+        GroupMember.WORLD = before

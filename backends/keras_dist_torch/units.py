@@ -1,0 +1,190 @@
+"""Layers whose variables FSDP gathers together, when the layer is called.
+
+Large variables are parameters of a `Live` module of their layer. A unit is a
+layer, with layers in it that are no units: it has `LEAST_BYTES` in parts, or
+it is a layer of a model. Variables that are read elsewhere are gathered there.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard
+
+from keras_dist.core.plan import num_bytes
+from keras_dist_torch.fsdp_internals import forget_order
+from keras_dist_torch.fsdp_internals import make_root
+from keras_dist_torch.fsdp_internals import set_hooks
+from keras_dist_torch.fsdp_internals import shard_module
+from keras_dist_torch.fsdp_internals import state_of
+from keras_dist_torch.fsdp_internals import taken_hooks
+from keras_dist_torch.keras_internals import hidden_models
+from keras_dist_torch.keras_internals import own_layers
+from keras_dist_torch.keras_internals import own_variables
+from keras_dist_torch.keras_internals import parameters_of
+from keras_dist_torch.keras_internals import set_parameters
+from keras_dist_torch.parts import placement
+from keras_dist_torch.parts import store
+from keras_dist_torch.parts import stored
+
+# Bytes of a layer inside of another layer that are worth a gather.
+LEAST_BYTES = 1 << 22
+
+
+class Live(torch.nn.Module):
+    """A layer's variables in parts: a parameter set here is the variable's.
+
+    It stands for the dictionary in which Keras has a layer's parameters.
+    """
+
+    def __init__(self, variables: list[keras.Variable]) -> None:
+        super().__init__()
+        named = {f"v{i}": each for i, each in enumerate(variables)}
+        self.__dict__["variables_by_name"] = named
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        variable = self.__dict__.get("variables_by_name", {}).get(name)
+        if variable is None:
+            super().__setattr__(name, value)
+            return
+        self._parameters[name] = value
+        store(variable, value)
+
+    def __contains__(self, path: str) -> bool:
+        return True  # so that Keras adds nothing
+
+    def pop(self, path: str) -> None:
+        """Does nothing: Keras stops tracking a variable."""
+
+    def make_whole(self) -> None:
+        """Makes parameters of the whole values, for FSDP to shard."""
+        for name, variable in self.variables_by_name.items():
+            kept = stored(variable)
+            assert isinstance(kept, DTensor)
+            whole = torch.nn.Parameter(
+                kept.detach().full_tensor(), requires_grad=variable.trainable
+            )
+            self.register_parameter(name, whole)
+
+
+def shard_layers(model: keras.Model, mesh: DeviceMesh) -> None:
+    """Shards the layers of a built model that are not yet, and the model."""
+    layers = [each for each in model._flatten_layers() if _is_new(each)]
+    for layer in layers:
+        _show_layers(layer)
+        set_parameters(layer, Live(_in_parts(layer)))
+        for inner in hidden_models(layer):
+            set_parameters(inner, Live([]))
+    for unit in _Units(layers).found:
+        _shard(unit, mesh)
+    if state_of(model) is None:
+        _shard(model, mesh)
+    make_root(model)
+
+
+def is_live(layer: keras.Layer) -> bool:
+    return isinstance(parameters_of(layer), Live)
+
+
+def _is_new(layer: keras.Layer) -> bool:
+    return layer.built and not is_live(layer)
+
+
+def _in_parts(layer: keras.Layer) -> list[keras.Variable]:
+    return [v for v in own_variables(layer) if stored(v) is not None]
+
+
+def _show_layers(layer: keras.Layer) -> None:
+    """Makes layers that Keras has in lists modules of their layer."""
+    modules = vars(layer)["_modules"]
+    known = {id(module) for module in modules.values()}
+    for index, sublayer in enumerate(own_layers(layer)):
+        if id(sublayer) not in known:
+            # When a model is saved, Keras visits other names.
+            modules[f"__keras_dist_{index}"] = sublayer
+
+
+class _Units:
+    """Chooses units among layers; inner ones come first."""
+
+    def __init__(self, layers: list[keras.Layer]) -> None:
+        self.found: list[keras.Layer] = []
+        self._left = {id(layer) for layer in layers}
+        for layer in layers:
+            if self._visit(layer):
+                self.found.append(layer)
+
+    def _visit(self, layer: keras.Layer) -> int:
+        """Returns the bytes of a layer and those in it that no unit has."""
+        if id(layer) not in self._left:
+            return 0
+        self._left.discard(id(layer))
+        rest = sum(map(num_bytes, _in_parts(layer)))
+        is_model = isinstance(layer, keras.Model)
+        for sublayer in own_layers(layer):
+            size = self._visit(sublayer)
+            if size and is_model:
+                self.found.append(sublayer)
+            else:
+                rest += size
+        # The cell of a recurrent layer is called once for each time step.
+        is_cell = hasattr(layer, "state_size") and not hasattr(layer, "cell")
+        if is_model or (rest >= LEAST_BYTES and not is_cell):
+            if rest:
+                self.found.append(layer)
+            return 0
+        return rest
+
+
+def _shard(module: Any, mesh: DeviceMesh) -> None:
+    for live in _lives(module):
+        live.make_whole()
+
+    def shard_of(parameter: torch.nn.Parameter) -> Shard:
+        return placement(parameter.shape, mesh.size())
+
+    module.register_forward_hook(_own_results)
+    shard_module(module, mesh=mesh, shard_placement_fn=shard_of)
+    if isinstance(module, keras.Model):
+        module.register_forward_hook(forget_order)
+
+
+def _lives(module: torch.nn.Module) -> Iterator[Live]:
+    """Yields the variables of a module that no unit in it has."""
+    if isinstance(module, Live):
+        yield module
+    for child in module._modules.values():
+        if child is not None and state_of(child) is None:
+            yield from _lives(child)
+
+
+@contextlib.contextmanager
+def called_plainly(layer: keras.Layer | None) -> Iterator[None]:
+    """Has a layer and those in it called without FSDP's hooks inside."""
+    found = [] if layer is None else list(layer.modules())
+    units = [module for module in found if state_of(module) is not None]
+    before = [taken_hooks(unit) for unit in units]
+    try:
+        yield
+    finally:
+        for unit, hooks in zip(units, before, strict=True):
+            set_hooks(unit, hooks)
+
+
+def _own_results(module: Any, inputs: Any, outputs: Any) -> Any:
+    """Copies results that are views of others.
+
+    A change of a view in place would drop FSDP's hook on its gradient.
+    """
+
+    def own(leaf: Any) -> Any:
+        is_view = isinstance(leaf, torch.Tensor) and leaf._base is not None
+        if not (is_view and leaf.requires_grad):
+            return leaf
+        return keras.ops.copy(leaf)
+
+    return keras.tree.map_structure(own, outputs)

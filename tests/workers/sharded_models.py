@@ -1,0 +1,299 @@
+"""Models, data and optimizers for variables in parts."""
+
+import keras
+import numpy as np
+from keras import layers
+from keras import ops
+
+from parity.harness import flat
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+from parity.harness import to_numpy
+
+ROWS, TOKENS, LENGTH, WIDTH = 13, 11, 6, 16
+RNG = np.random.default_rng(0)
+WORDS = RNG.integers(0, TOKENS, (ROWS, LENGTH)).astype("int32")
+NEXT = RNG.integers(0, TOKENS, (ROWS, LENGTH)).astype("int32")
+IMAGES = RNG.normal(size=(ROWS, 6, 6, 3)).astype("float32")
+NUMBERS = RNG.normal(size=(ROWS, WIDTH)).astype("float32")
+CLASSES = RNG.integers(0, 4, (ROWS,)).astype("int32")
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(
+        0.01, weight_decay=0.02, global_clipnorm=0.3, use_ema=True
+    ),
+    "ema_overwrites": lambda: keras.optimizers.Adam(
+        0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2
+    ),
+    "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.2),
+    "accumulates": lambda: keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=2
+    ),
+    "scales_loss": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=64.0
+    ),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, centered=True),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.05),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.5),
+    "adamax": lambda: keras.optimizers.Adamax(0.01),
+    "nadam": lambda: keras.optimizers.Nadam(0.01, clipvalue=0.02),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.05),
+    "lion": lambda: keras.optimizers.Lion(0.002),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
+    "schedule_free": lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
+}
+
+
+class Positions(layers.Layer):
+    """Adds a vector for each position, a variable of its own."""
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=shape[1:], name="table")
+
+    def call(self, x):
+        return x + self.table
+
+
+class Block(layers.Layer):
+    """One block of a transformer."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.before = layers.LayerNormalization()
+        self.attention = layers.MultiHeadAttention(
+            2, WIDTH // 2, use_bias=False
+        )
+        self.after = layers.LayerNormalization()
+        self.up = layers.Dense(2 * WIDTH, activation="gelu")
+        self.down = layers.Dense(WIDTH)
+
+    def build(self, shape):
+        self.before.build(shape)
+        self.attention.build(shape, shape)
+        self.after.build(shape)
+        self.up.build(shape)
+        self.down.build((*shape[:-1], 2 * WIDTH))
+
+    def call(self, x):
+        normal = self.before(x)
+        x = x + self.attention(normal, normal, use_causal_mask=True)
+        return x + self.down(self.up(self.after(x)))
+
+
+def transformer():
+    words = keras.Input((LENGTH,), dtype="int32")
+    x = Positions()(layers.Embedding(TOKENS, WIDTH)(words))
+    x = Block()(Block()(x))
+    return keras.Model(words, layers.Dense(TOKENS)(x))
+
+
+def convolutions():
+    images = keras.Input((6, 6, 3))
+    x = layers.Conv2D(8, 3, use_bias=False)(images)
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.Conv2D(8, 3, use_bias=False)(x)
+    x = layers.Flatten()(layers.BatchNormalization()(x))
+    return keras.Model(images, layers.Dense(4)(x))
+
+
+def dense():
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(24, activation="tanh", name="first"),
+            layers.Dense(24, activation="tanh", name="second"),
+            layers.Dense(4, name="last"),
+        ]
+    )
+
+
+class Tied(keras.Model):
+    """Reads the table of its embedding outside of that layer's call."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.embedding = layers.Embedding(TOKENS, WIDTH)
+        self.gru = layers.GRU(WIDTH, return_sequences=True)
+        self.scale = self.add_weight(shape=(TOKENS, LENGTH), name="scale")
+
+    def build(self, shape):
+        self.embedding.build(shape)
+        self.gru.build((*shape, WIDTH))
+
+    def call(self, words):
+        x = self.gru(self.embedding(words))
+        table = ops.transpose(self.embedding.embeddings)
+        return ops.matmul(x, table) + ops.transpose(self.scale)
+
+
+class Parts(keras.Model):
+    """Calls its layers in its own step, never itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = layers.Dense(24, activation="tanh")
+        self.decoder = dense()
+        self.loss_tracker = keras.metrics.Mean(name="loss")
+
+    def build(self, shape):
+        self.encoder.build((None, WIDTH))
+        self.built = True
+
+    def call(self, x):
+        return self.encoder(x)
+
+    def train_step(self, data):
+        x, _ = data
+        self.zero_grad()
+        encoded = self.encoder(x)
+        decoded = self.decoder(encoded[:, :WIDTH])
+        error = ops.mean(ops.square(decoded - x[:, :4]), axis=-1)
+        loss = ops.mean(error)
+        loss.backward()
+        weights = self.trainable_weights
+        self.optimizer.apply([w.value.grad for w in weights], weights)
+        self.loss_tracker.update_state(error)
+        return {"loss": self.loss_tracker.result()}
+
+
+class Adversaries(keras.Model):
+    """A generator and a discriminator, with an optimizer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = dense()
+        self.discriminator = keras.Sequential(
+            [keras.Input((4,)), layers.Dense(32, "tanh"), layers.Dense(1)]
+        )
+        self.mean = keras.metrics.Mean(name="loss")
+
+    def compile(self, first, second):
+        super().compile()
+        self.first, self.second = first, second
+
+    def build(self, shape):
+        self.built = True
+
+    def train_step(self, data):
+        x, _ = data
+        fake = self.generator(x)
+        judged = self.discriminator(fake.detach())
+        real = self.discriminator(x[:, :4])
+        loss = ops.mean(ops.softplus(judged) + ops.softplus(-real))
+        self._update(loss, self.first, self.discriminator)
+        loss = ops.mean(ops.softplus(-self.discriminator(self.generator(x))))
+        self._update(loss, self.second, self.generator)
+        self.mean.update_state(loss, x.shape[0])
+        return {"loss": self.mean.result()}
+
+    def _update(self, loss, optimizer, part):
+        self.zero_grad()
+        loss.backward()
+        weights = part.trainable_weights
+        optimizer.apply([w.value.grad for w in weights], weights)
+
+
+def wide():
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(512, "tanh"),
+            layers.Dense(512, "tanh"),
+            layers.Dense(512, "tanh"),
+            layers.Dense(4),
+        ]
+    )
+
+
+class Failing(layers.Layer):
+    """Raises in its third call, forward or backward."""
+
+    def __init__(self, where, **options):
+        super().__init__(**options)
+        self.where, self.calls, self.fails = where, 0, True
+
+    def call(self, x):
+        self.calls += 1
+        if self.fails and self.calls >= 3 and keras.ops.is_tensor(x):
+            if self.where == "forward":
+                raise ValueError("forward")
+            if x.requires_grad:
+                x = x * 1.0
+                x.register_hook(self._raise)
+        return x
+
+    def _raise(self, gradient):
+        if self.fails:
+            raise ValueError("backward")
+
+
+class InPlace(layers.Layer):
+    """Changes the results of layers in place, one of which is a view."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first = layers.EinsumDense("abc,cde->abde", (None, 2, WIDTH))
+        self.second = layers.Dense(WIDTH)
+
+    def build(self, shape):
+        self.first.build(shape)
+        self.second.build((*shape[:-1], 2, WIDTH))
+
+    def call(self, x):
+        y = self.first(x)
+        y += 1.0
+        y = self.second(y)
+        y *= 2.0
+        return keras.ops.sum(y, axis=2) + x
+
+
+class OptimizerEach(keras.Model):
+    """One backward pass, then an optimizer for each layer in turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = dense()
+        self.optimizers = []
+
+    def build(self, shape):
+        self.built = True
+
+    def call(self, x):
+        return self.inner(x)
+
+    def train_step(self, data):
+        x, y = data
+        loss = keras.losses.SparseCategoricalCrossentropy(True)(y, self(x))
+        self.zero_grad()
+        loss.backward()
+        for layer, optimizer in zip(
+            self.inner.layers, self.optimizers, strict=True
+        ):
+            weights = layer.trainable_weights
+            optimizer.apply([w.value.grad for w in weights], weights)
+        return {"loss": loss}
+
+
+def compiled(make, scope, optimizer="adam", loss=None):
+    """A model with initial weights that are the same each time."""
+    with scope():
+        model = make()
+        if not model.built:
+            model.build((None, LENGTH))
+        set_initial_weights(model)
+        loss = loss or keras.losses.SparseCategoricalCrossentropy(True)
+        model.compile(OPTIMIZERS[optimizer](), loss, metrics=["accuracy"])
+    return model
+
+
+def all_of(model, x, y, batch_size=5, **options):
+    """What training leaves, and what the model says then."""
+    options = {"epochs": 2, "shuffle": False, "verbose": 0, **options}
+    history = model.fit(x, y, batch_size=batch_size, **options).history
+    seen = model.evaluate(x, y, batch_size, verbose=0, return_dict=True)
+    found = flat("history", history) | flat("evaluated", seen)
+    found["predicted"] = to_numpy(model.predict(x, batch_size, verbose=0))
+    return found | state_of(model)

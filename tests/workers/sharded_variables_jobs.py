@@ -1,0 +1,164 @@
+"""What workers run in `test_sharded_variables.py`."""
+
+import gc
+
+import keras
+import numpy as np
+import torch
+
+import keras_dist
+from keras_dist_torch import parts
+from parity import cases
+from parity import harness
+from workers import sharded_jobs
+from workers import sharded_models
+from workers import sharded_programs
+from workers.jobs import attempted
+
+VARIABLES = "variables"
+
+
+def in_cluster(least_elements=1):
+    """The strategy that this worker trains under from now on.
+
+    Args:
+        least_elements: Integer, how many elements make a variable large.
+    """
+    parts.LEAST_ELEMENTS = least_elements
+    return sharded_jobs.in_cluster(VARIABLES)
+
+
+def train_case(name):
+    """The outcome of a case of the parity table."""
+    count = in_cluster().num_replicas_in_sync
+    (case,) = (case for case in cases.CASES if case.name == name)
+    return harness.train(case, count, harness.strategy)
+
+
+def run_program(name, argument):
+    """What a program computes, with small variables that are not in parts."""
+    strategy = in_cluster(least_elements=64)
+    return sharded_programs.PROGRAMS[name](strategy.scope, argument)
+
+
+def save_all(folder):
+    """Trains and saves in each way there is; what the state was then."""
+    in_cluster()
+    return sharded_jobs.save_all(VARIABLES, folder)
+
+
+def load_all(folder):
+    """Loads what `save_all` has saved, and goes on."""
+    in_cluster()
+    return sharded_jobs.load_all(VARIABLES, folder)
+
+
+def wide_model():
+    """A strategy, and a trained model whose size is in three layers."""
+    strategy = in_cluster()
+    model = sharded_models.compiled(sharded_models.wide, strategy.scope)
+    sharded_models.all_of(model, sharded_models.NUMBERS, sharded_models.CLASSES)
+    return strategy, model
+
+
+def bytes_kept(_):
+    """For each variable, bytes here and in all; then bytes of all tensors."""
+    before = bytes_of_tensors()
+    strategy, model = wide_model()
+    home = strategy.executor.home
+    kept = [
+        (tuple(variable.shape), list(home(variable).bytes_kept().values()))
+        for variable in [*model.variables, *model.optimizer.variables]
+    ]
+    return kept, bytes_of_tensors() - before
+
+
+def bytes_of_tensors():
+    """Bytes of the memory of all tensors that are alive."""
+    gc.collect()
+    sizes = {}
+    for each in gc.get_objects():
+        if isinstance(each, torch.Tensor) and not each.is_meta:
+            local = getattr(each, "_local_tensor", each)
+            storage = local.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def collectives(_):
+    """How many collectives of FSDP and DTensor a step has, by name."""
+    # PyTorch can't import this before the modules of FSDP.
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    _, model = wide_model()
+    with CommDebugMode() as counting:
+        model.train_on_batch(sharded_models.NUMBERS, sharded_models.CLASSES)
+    return {
+        str(name).rpartition(".")[2]: count
+        for name, count in counting.get_comm_counts().items()
+    }
+
+
+class Derives(sharded_models.Parts):
+    """Asks for gradients in a way that FSDP does not see."""
+
+    def train_step(self, data):
+        loss = keras.ops.mean(self.encoder(data[0]))
+        torch.autograd.grad(loss, [self.encoder.kernel.value])
+
+
+class DerivesTwice(sharded_models.Parts):
+    """Asks for gradients that can be differentiated."""
+
+    def train_step(self, data):
+        loss = keras.ops.mean(self.encoder(data[0]))
+        loss.backward(create_graph=True)
+
+
+def refused(_):
+    """What is refused, as texts; nothing changes meanwhile."""
+    strategy, model = wide_model()
+    variables = model.trainable_variables
+    before = [variable.numpy() for variable in variables]
+    found = {
+        "run": attempted(strategy.run, lambda: None),
+        "apply": attempted(
+            model.optimizer.apply,
+            [keras.ops.ones(variable.shape) for variable in variables],
+            variables,
+        ),
+    }
+    for make in Derives, DerivesTwice:
+        own = sharded_models.compiled(make, strategy.scope)
+        found[make.__name__] = attempted(
+            own.train_on_batch,
+            sharded_models.NUMBERS,
+            sharded_models.CLASSES,
+        )
+    for value, variable in zip(before, variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())
+    return found
+
+
+def shown(_):
+    """What a user sees of a model, and what Keras sees of workers."""
+    strategy, model = wide_model()
+    report = strategy.verify(
+        model, sharded_models.NUMBERS, sharded_models.CLASSES
+    )
+    return {
+        "classes": {type(each).__name__ for each in model._flatten_layers()},
+        "config": str(model.get_config()),
+        "repr": repr(model.layers[0].kernel),
+        "is_same": bool(report.is_same)
+        if hasattr(report, "is_same")
+        else str(report),
+        "has_group": torch.distributed.is_initialized(),
+    }
+
+
+def devices_refused():
+    """The error of a worker with several devices, as a text."""
+    return attempted(
+        lambda: keras_dist.MultiWorkerMirroredStrategy(variables="sharded")
+    )
