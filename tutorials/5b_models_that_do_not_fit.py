@@ -352,7 +352,8 @@ else:
 # compiles its step for 8 hosts with 8 GPUs each:
 #
 # ```console
-# keras-dist plan --model little_gpt:make_large --target h100:8x8 --variables sharded --batch-size 64
+# keras-dist plan --model little_gpt:make_large --target h100:8x8 \
+#     --variables sharded --batch-size 64
 # ```
 #
 # It printed the following, on a machine with two cores and no GPU:
@@ -409,7 +410,7 @@ else:
 
 # %%
 # The losses are those of one device.
-for name, found in losses.items():
+for found in losses.values():
     np.testing.assert_allclose(found, losses["plain Keras"], rtol=1e-3)
 
 # The model learned the rule: nobody knows the first letters, it knows the rest.
