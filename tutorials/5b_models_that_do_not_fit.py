@@ -130,8 +130,8 @@ sys.path.insert(0, str(folder))
 import little_gpt
 
 # %% [markdown]
-# The text to learn is four random letters, four times. Nobody can know the first
-# four letters. A model that has learned the rule knows all that follow.
+# The text to learn is four random letters, four times. Nobody can know the
+# first four letters. A model that has learned the rule knows all that follow.
 
 # %%
 rng = np.random.default_rng(0)
@@ -181,8 +181,9 @@ for name in ("mirrored", "variables sharded"):
 # For a model whose layers compute one after the other, the compiler can do
 # better. More about this below.
 #
-# With more devices, a part becomes smaller. Mirroring does not get anything from
-# more devices. A part of the optimizer's state is a smaller part of the whole.
+# With more devices, a part becomes smaller. Mirroring does not get anything
+# from more devices. A part of the optimizer's state is a smaller part of the
+# whole.
 
 # %%
 fig, axes = plt.subplots(figsize=(7, 3.6))
@@ -333,10 +334,10 @@ else:
 # the whole model at the end of the forward pass.
 #
 # `jax.checkpoint` around a block's call changes this. The device forgets what
-# is in the block: the gathered weights, and the activations too. In the backward
-# pass, it gathers and computes once more. `make_again` does so, and the step
-# gathers the blocks' weights twice. `keras.RematScope` is Keras' name for the
-# same.
+# is in the block: the gathered weights, and the activations too. In the
+# backward pass, it gathers and computes once more. `make_again` does so, and
+# the step gathers the blocks' weights twice. `keras.RematScope` is Keras' name
+# for the same.
 #
 # - The weights of one block, and a few of its activations, are small: leave it
 #   out. The step gathers and computes less.
@@ -377,10 +378,8 @@ else:
 # all-reduce                    64      2   33.6 MB     66.1 MB
 # reduce-scatter                64     87  141.6 GB    139.4 GB
 #
-# It fits: 48.0% of the memory.
-# 1.08e+15 floating-point operations in the matrix products and convolutions of a
-# device, on average.
-# Compiled in 99.6 s.
+# It fits: 48.0% of the memory. 1.08e+15 floating-point operations in the matrix
+# products and convolutions of a device, on average. Compiled in 99.6 s.
 # ```
 #
 # All blocks are computed again. The model has 69.8 billion parameters. A device
@@ -395,8 +394,8 @@ else:
 # - A layer's variable is whole while the layer computes. The largest variable
 #   has to fit on a device, with its activations. Sharding does not divide the
 #   work inside of a layer.
-# - Each step sends at least as many bytes as with mirrored variables. With blocks
-#   that are computed again, it sends more. A slow network makes it slow.
+# - Each step sends at least as many bytes as with mirrored variables. With
+#   blocks that are computed again, it sends more. A slow network makes it slow.
 # - Variables with fewer than 1,024 elements stay copies.
 # - `cross_device_ops` can't be used with it.
 #
