@@ -22,13 +22,16 @@
 # of one device. Often, most of this memory is not for the weights but for the
 # optimizer's state: Adam keeps two numbers for each weight. This page shows two
 # ways to keep less on each device, what they cost, and how to compute the
-# memory before you start.
+# memory before you start. The [next
+# page](5b_models_that_do_not_fit.ipynb) shows a third one, on JAX: parts of the
+# weights, too.
 #
 # | strategy | weights | optimizer's state |
 # |---|---|---|
 # | mirrored | a copy on each device | a copy on each device |
 # | `optimizer_state="sharded"` | a copy on each device | a part on each |
 # | central storage | one copy, on the host | one copy, on the host |
+# | `variables="sharded"` (next page) | a part on each | a part on each |
 
 # %%
 import contextlib
@@ -272,8 +275,8 @@ for name, found in summaries.items():
 #
 # ## Facts
 #
-# The next cell checks what the page claims. Next page: [coming from
-# tf.distribute](6a_coming_from_tf_distribute.ipynb).
+# The next cell checks what the page claims. Next page: [models that
+# do not fit](5b_models_that_do_not_fit.ipynb).
 
 # %%
 # All strategies train to the weights of plain Keras on one device.

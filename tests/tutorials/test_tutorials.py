@@ -73,6 +73,7 @@ RUNS_ON = {
     "3": ["jax"],
     "4": ["torch"],
     "5": ["torch"],
+    "5b": ["jax"],
     "6a": ["tensorflow"],
     "6b": ["jax"],
     "7": ["jax"],
