@@ -35,8 +35,9 @@ class MirroredStrategy(Strategy):
             included. A layer gets the whole value while it computes.
 
     Raises:
-        DeviceError: If a name is not valid, if there is no such device, or if
-            a device is named twice.
+        DeviceError: If a name is not valid, if there is no such device, if a
+            device is named twice, or if the backend shards variables only
+            among processes with one device each.
         TypeError: If `cross_device_ops` is any other object.
         ValueError: If `optimizer_state` or `variables` is any other value, if
             the backend can't shard them, or if they are sharded with
