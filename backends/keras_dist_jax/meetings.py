@@ -11,9 +11,9 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist_jax.watch import Watch
 
 _FOLDER = "keras_dist/meetings/"
-# Seconds. A worker that is late, and waits for others for so long, will not
-# come: what it waits for needs this worker.
-_LATE = 15.0
+# Seconds. A worker that is late, and in one wait for others for so long, will
+# not come: what it waits for needs this worker. A program compiles in less.
+_LATE = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 
 
@@ -24,6 +24,9 @@ class Meetings:
         self._cluster = cluster
         self._watch = watch
         self._count = 0
+        # Written beside the next one: a worker may be at the next meeting, or
+        # have left this one with an error, before another looks.
+        self._last = ""
         self._others = [
             i for i in range(cluster.num_workers) if i != cluster.index
         ]
@@ -38,7 +41,8 @@ class Meetings:
         self._count += 1
         board = self._watch.board
         own = f"{self._count} {what}"
-        board.write(f"{_FOLDER}{self._cluster.index}", own)
+        board.write(f"{_FOLDER}{self._cluster.index}", f"{own}\n{self._last}")
+        self._last = own
         self._watch.enter()
         try:
             self._wait(own)
@@ -46,26 +50,30 @@ class Meetings:
             self._watch.exit()
 
     def _wait(self, own: str) -> None:
-        pause, busy_since = _FIRST_PAUSE, dict.fromkeys(self._others, 0.0)
+        pause = _FIRST_PAUSE
+        waits: dict[int, tuple[str, float]] = {}
         keys = [f"{_FOLDER}{index}" for index in self._others]
         while True:
             texts = self._watch.board.read(keys)
-            late = {}
+            late = []
             for index, text in zip(self._others, texts, strict=True):
-                count = int(text.partition(" ")[0] or 0)
-                if count == self._count and text != own:
-                    raise _apart(own, f"worker {index} is at {_name(text)}")
+                newest, _, before = text.partition("\n")
+                count = int(newest.partition(" ")[0] or 0)
+                theirs = newest if count == self._count else before
                 if count < self._count:
-                    late[index] = text
+                    late.append(index)
+                elif theirs != own:
+                    raise _apart(own, f"worker {index} is at {_name(theirs)}")
             if not late:
                 return
             self._watch.check()
             now = time.monotonic()
             for index in late:
-                if not self._watch.is_waiting(index):
-                    busy_since[index] = now
-                busy_since[index] = busy_since[index] or now
-                if now - busy_since[index] > _LATE:
+                wait = self._watch.wait_of(index)
+                known, since = waits.get(index, ("", now))
+                if not wait or wait != known:
+                    waits[index] = wait, now
+                elif now - since > _LATE:
                     raise _apart(
                         own, f"worker {index} waits for something else"
                     )

@@ -77,9 +77,9 @@ class Watch(SignsOfLife):
         if pending is not None:
             self._pending = pending, time.monotonic()
 
-    def is_waiting(self, index: int) -> bool:
-        """Tells whether another worker waited for others lately."""
-        return index not in self._free
+    def wait_of(self, index: int) -> str:
+        """Returns a name of another worker's wait for others, or ""."""
+        return self._texts[index].partition(_BUSY)[2]
 
     def check(self) -> None:
         """Raises an error that names the lost workers, if any are known."""
@@ -136,7 +136,8 @@ class Watch(SignsOfLife):
         thread.join(timeout=2)
 
     def _text(self) -> str:
-        state = _BUSY if self._stuck_since() else _FREE
+        since = self._stuck_since()
+        state = _FREE if since is None else f"{_BUSY}{since}"
         return f"{_LIVES} {time.monotonic()} {state}"
 
     def _write(self) -> None:

@@ -36,14 +36,14 @@ _SLOT = "_keras_dist_slot_in_parts"
 LEAST_ELEMENTS = 1024
 
 
-class _Reading(threading.local):
-    """How a thread reads variables: as `DTensor`s, or as a layer does."""
+class _PartsReading(threading.local):
+    """Says if a thread reads variables as `DTensor`s."""
 
     def __init__(self) -> None:
         self.as_parts = False
 
 
-_reading = _Reading()
+_reading = _PartsReading()
 
 
 def as_parts() -> contextlib.AbstractContextManager[None]:

@@ -1,6 +1,5 @@
 """`TPUStrategy`: which cores it computes on, and what it refuses."""
 
-import keras
 import numpy as np
 import pytest
 
@@ -281,5 +280,5 @@ def test_it_shards_as_a_mirrored_strategy_does():
         strategy = keras_dist.TPUStrategy(stand_in, variables="sharded")
         assert strategy.plan.shards_variables
     else:
-        with pytest.raises(ValueError, match=keras.backend.backend()):
+        with pytest.raises(ValueError, match="Received: variables='sharded'"):
             keras_dist.TPUStrategy(stand_in, variables="sharded")
