@@ -2,6 +2,9 @@
 
 import json
 import pathlib
+import subprocess
+import sys
+import time
 
 import keras
 import numpy as np
@@ -15,6 +18,7 @@ from parity.harness import assert_same
 from parity.harness import central
 from parity.harness import scope
 from parity.harness import sharded_variables
+from sharded import saving_script
 from sharded.helpers import SHARDS_VARIABLES
 from sharded.helpers import adam
 from sharded.helpers import compiled
@@ -196,6 +200,24 @@ def test_a_failed_save_leaves_the_older_one(path, monkeypatch):
     # What was left behind is removed by the next one.
     keras_dist.save_sharded(model, path)
     assert len(list(path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.04, 0.07])
+def test_killed_at_any_time(path, delay):
+    command = [sys.executable, saving_script.__file__, str(path)]
+    folder = pathlib.Path(__file__).parents[1]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=folder
+    ) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        time.sleep(delay)
+        process.kill()
+        lines += process.stdout.readlines()
+    number = int(lines[-1])
+    model = saving_script.make_model()
+    keras_dist.restore_sharded(model, path)
+    found = {float(v) for weight in model.get_weights() for v in weight.flat}
+    assert found in ({number}, {number + 1})
 
 
 def test_a_new_model_in_the_same_process(path):

@@ -2,8 +2,7 @@
 
 import contextlib
 import os
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -11,6 +10,10 @@ import keras
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
+from keras_dist.fit.workers.matching import Groups
+from keras_dist.fit.workers.matching import described
+from keras_dist.fit.workers.matching import key
+from keras_dist.fit.workers.matching import matched
 from keras_dist.fit.workers.state_file import build_optimizer
 from keras_dist.fit.workers.together import check_alike
 from keras_dist.fit.workers.together import raise_explained
@@ -21,13 +24,6 @@ from keras_dist.plugin.powers import SavesParts
 
 _BACKEND, _VARIABLES = "backend", "variables"
 _MODEL = "model"
-# Variables of each group of a model's state: "model", "optimizer" and so on.
-Groups = dict[str, list[keras.Variable]]
-# What a checkpoint says of a variable: its path, shape and dtype.
-Described = dict[str, Any]
-# Keras appends such numbers to names that were used before.
-_NUMBER = re.compile(r"_\d+(?![0-9A-Za-z])")
-_MOST_SHOWN = 5
 
 
 def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -65,22 +61,24 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
 
     Example:
 
-    >>> import os, tempfile
-    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    >>> model.compile("adam", "mse")
-    >>> path = os.path.join(tempfile.mkdtemp(), "checkpoint")
-    >>> keras_dist.save_sharded(model, path)
-    >>> weights = model.get_weights()
-    >>> model.set_weights([0 * weight for weight in weights])
-    >>> keras_dist.restore_sharded(model, path)
-    >>> bool((model.get_weights()[0] == weights[0]).all())
-    True
+    ```python
+    class SaveEachEpoch(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            keras_dist.save_sharded(self.model, "checkpoint")
+
+    strategy = keras_dist.MirroredStrategy(variables="sharded")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
+        model.compile("adam", "mse")
+    x = np.ones((32, 64))
+    model.fit(x, x, epochs=3, callbacks=[SaveEachEpoch()])
+    ```
     """
-    state = _State(model, path)
+    state = TrainingState(model, path)
     groups = state.groups
     parts = state.folder.make_parts()
     named = {
-        _key(group, position): variable
+        key(group, position): variable
         for group, variables in groups.items()
         for position, variable in enumerate(variables)
     }
@@ -89,7 +87,7 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     index = {
         _BACKEND: keras.backend.backend(),
         _VARIABLES: {
-            group: [*map(_described, variables)]
+            group: [*map(described, variables)]
             for group, variables in groups.items()
         },
     }
@@ -124,15 +122,15 @@ def restore_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     Example:
 
     ```python
-    strategy = keras_dist.MirroredStrategy(variables="sharded")
-    with strategy.scope():
-        model = make_model()
+    with keras_dist.MirroredStrategy(variables="sharded").scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64)])
         model.compile("adam", "mse")
     keras_dist.restore_sharded(model, "checkpoint")
-    model.fit(x, y)
+    x = np.ones((32, 64))
+    model.fit(x, x, initial_epoch=3, epochs=5)
     ```
     """
-    state = _State(model, path)
+    state = TrainingState(model, path)
     index, parts = state.folder.read()
     backend = keras.backend.backend()
     if index[_BACKEND] != backend:
@@ -145,12 +143,12 @@ def restore_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     groups, saved = state.groups, index[_VARIABLES]
     if set(groups) == {_MODEL}:
         saved = {_MODEL: saved[_MODEL]}
-    named = _matched(groups, saved)
+    named = matched(groups, saved)
     with state.explained():
         state.power.restore_parts(model, state.executor, named, parts)
 
 
-class _State:
+class TrainingState:
     """The state of a model, who keeps it, and where it is saved."""
 
     def __init__(self, model: keras.Model, path: Any) -> None:
@@ -173,7 +171,7 @@ class _State:
             check_alike(every, self.workers)
 
     @contextlib.contextmanager
-    def explained(self) -> Any:
+    def explained(self) -> Iterator[None]:
         """Names a lost worker if that is why something fails inside."""
         try:
             yield
@@ -222,81 +220,3 @@ def _optimizers(model: keras.Model) -> dict[str, Any]:
         if is_other and value is not compiled:
             found[name] = value
     return found
-
-
-def _key(group: str, position: int) -> str:
-    """Returns the name of a variable in the files."""
-    return f"{group}.{position}"
-
-
-def _described(variable: keras.Variable) -> Described:
-    return {
-        "path": variable.path,
-        "shape": list(variable.shape),
-        "dtype": variable.dtype,
-    }
-
-
-def _matched(
-    groups: Groups, saved: dict[str, list[Described]]
-) -> dict[str, keras.Variable]:
-    """Returns the variables by their names in the files.
-
-    Raises `ValueError` if they are not those of the checkpoint.
-    """
-    named: dict[str, keras.Variable] = {}
-    problems: list[str] = []
-    for group in [*groups, *(each for each in saved if each not in groups)]:
-        variables, theirs = groups.get(group, []), saved.get(group, [])
-        positions = _positions(variables, theirs)
-        taken = [position for position in positions if position is not None]
-        problems += [
-            f"'{each['path']}' ({group}) is not in the model"
-            for position, each in enumerate(theirs)
-            if position not in taken
-        ]
-        for variable, position in zip(variables, positions, strict=True):
-            own = _described(variable)
-            if position is None:
-                problems.append(
-                    f"'{own['path']}' ({group}) is not in the checkpoint"
-                )
-                continue
-            named[_key(group, position)] = variable
-            if _kind(own) != _kind(theirs[position]):
-                problems.append(
-                    f"'{own['path']}' is {_kind(own)} in the model, and "
-                    f"{_kind(theirs[position])} in the checkpoint"
-                )
-    if problems:
-        more = len(problems) - _MOST_SHOWN
-        shown = "; ".join(problems[:_MOST_SHOWN])
-        raise ValueError(
-            "The checkpoint has other variables than the model. Received: "
-            f"{shown}{f'; and {more} more' if more > 0 else ''}. Expected: "
-            "the model and the optimizer that were saved."
-        )
-    return named
-
-
-def _positions(
-    variables: Sequence[keras.Variable], saved: Sequence[Described]
-) -> list[int | None]:
-    """Returns each variable's position in the checkpoint, or `None`."""
-    paths = [variable.path for variable in variables]
-    theirs = [each["path"] for each in saved]
-    if set(paths) != set(theirs):  # Keras may have numbered them differently
-        paths, theirs = _without_numbers(paths), _without_numbers(theirs)
-    places: dict[str, list[int]] = {}
-    for position, path in enumerate(theirs):
-        places.setdefault(path, []).append(position)
-    # Variables of one path are in the same order.
-    return [places[p].pop(0) if places.get(p) else None for p in paths]
-
-
-def _without_numbers(paths: Sequence[str]) -> list[str]:
-    return [_NUMBER.sub("", path) for path in paths]
-
-
-def _kind(described: Described) -> str:
-    return f"{described['dtype']} of shape {tuple(described['shape'])}"
