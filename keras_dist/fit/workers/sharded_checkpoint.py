@@ -1,29 +1,10 @@
 """Checkpoints in parts: each worker writes and reads what its devices have."""
 
-import contextlib
 import os
-from collections.abc import Iterator
-from typing import Any
 
 import keras
 
-from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.plain_models import strategy_of
-from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
-from keras_dist.fit.workers.matching import Groups
-from keras_dist.fit.workers.matching import described
-from keras_dist.fit.workers.matching import key
-from keras_dist.fit.workers.matching import matched
-from keras_dist.fit.workers.state_file import build_optimizer
-from keras_dist.fit.workers.together import check_alike
-from keras_dist.fit.workers.together import raise_explained
-from keras_dist.internals import keras_internals
-from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.powers import SavesParts
-
-_BACKEND, _VARIABLES = "backend", "variables"
-_MODEL = "model"
+from keras_dist.fit.workers.training_state import TrainingState
 
 
 def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -74,24 +55,7 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     model.fit(x, x, epochs=3, callbacks=[SaveEachEpoch()])
     ```
     """
-    state = TrainingState(model, path)
-    groups = state.groups
-    parts = state.folder.make_parts()
-    named = {
-        key(group, position): variable
-        for group, variables in groups.items()
-        for position, variable in enumerate(variables)
-    }
-    with state.explained():
-        state.power.save_parts(model, state.executor, named, parts)
-    index = {
-        _BACKEND: keras.backend.backend(),
-        _VARIABLES: {
-            group: [*map(described, variables)]
-            for group, variables in groups.items()
-        },
-    }
-    state.folder.commit(parts, index)
+    TrainingState(model, path).save()
 
 
 def restore_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
@@ -130,93 +94,4 @@ def restore_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     model.fit(x, x, initial_epoch=3, epochs=5)
     ```
     """
-    state = TrainingState(model, path)
-    index, parts = state.folder.read()
-    backend = keras.backend.backend()
-    if index[_BACKEND] != backend:
-        raise ValueError(
-            "A checkpoint in parts is for the backend that saved it. "
-            f"Received: path='{path}', of the backend '{index[_BACKEND]}'. "
-            f"Expected: a checkpoint of '{backend}', or KERAS_BACKEND="
-            f"{index[_BACKEND]}. `model.save_weights` saves for all backends."
-        )
-    groups, saved = state.groups, index[_VARIABLES]
-    if set(groups) == {_MODEL}:
-        saved = {_MODEL: saved[_MODEL]}
-    named = matched(groups, saved)
-    with state.explained():
-        state.power.restore_parts(model, state.executor, named, parts)
-
-
-class TrainingState:
-    """The state of a model, who keeps it, and where it is saved."""
-
-    def __init__(self, model: keras.Model, path: Any) -> None:
-        self.power = _power()
-        strategy = strategy_of(model)
-        self.executor: Executor | None = getattr(strategy, "executor", None)
-        self.workers = getattr(self.executor, "workers", None)
-        self.folder = CheckpointFolder(path, self.workers)
-        if not model.built:
-            raise ValueError(
-                "Only a model with variables can be saved and restored. "
-                f"Received: model '{model.name}', which is not built. Build "
-                "it with `model.build(input_shape)`, or call it on a batch."
-            )
-        if self.workers is not None:
-            self.workers.meet("save_sharded or restore_sharded")
-        self.groups = _groups(model)
-        if self.workers is not None:
-            every = [v for group in self.groups.values() for v in group]
-            check_alike(every, self.workers)
-
-    @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
-        """Names a lost worker if that is why something fails inside."""
-        try:
-            yield
-        except Exception as error:
-            raise_explained(error, self.workers)
-            raise
-
-
-def _power() -> SavesParts:
-    backend = get_backend()
-    if not isinstance(backend, SavesParts):
-        raise UnsupportedModelError(
-            f"The backend '{keras.backend.backend()}' keeps each variable "
-            "whole, and saves it whole. Received: `save_sharded` or "
-            "`restore_sharded`. Expected: `model.save_weights` and "
-            "`model.load_weights`, or the backend 'jax' or 'torch', chosen "
-            "with KERAS_BACKEND."
-        )
-    backend.check_saving()
-    return backend
-
-
-def _groups(model: keras.Model) -> Groups:
-    """Returns a model's variables but for metrics, in groups."""
-    build_optimizer(model)
-    metrics = keras_internals.all_metrics(model)
-    left_out = {id(v) for metric in metrics for v in metric.variables}
-    groups: Groups = {_MODEL: list(model.variables)}
-    for name, optimizer in _optimizers(model).items():
-        groups[name] = list(optimizer.variables)
-    for group, variables in groups.items():
-        own = {id(v): v for v in variables if id(v) not in left_out}
-        left_out.update(own)
-        groups[group] = list(own.values())
-    return groups
-
-
-def _optimizers(model: keras.Model) -> dict[str, Any]:
-    """Returns a model's optimizers, also those of a step of its own."""
-    found = {}
-    compiled = getattr(model, "optimizer", None)
-    if compiled is not None:
-        found["optimizer"] = compiled
-    for name, value in vars(model).items():
-        is_other = isinstance(value, keras.optimizers.Optimizer)
-        if is_other and value is not compiled:
-            found[name] = value
-    return found
+    TrainingState(model, path).restore()
