@@ -1,5 +1,6 @@
 """What workers run in `test_sharded_checkpoints.py`."""
 
+import contextlib
 import os
 import pathlib
 
@@ -97,3 +98,36 @@ def unwritable(what, path):
     """An error of one worker's, on all."""
     model = compiled(strategy_of(what))
     return jobs.attempted(keras_dist.save_sharded, model, path)
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends training at one step of one epoch."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.place = epoch, batch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == self.place:
+            raise KeyboardInterrupt
+
+
+def back_up(what, path, frequency, epoch, batch):
+    """Trains until it is interrupted; the files that are there then."""
+    model = compiled(strategy_of(what))
+    backup = keras.callbacks.BackupAndRestore(path, save_freq=frequency)
+    with contextlib.suppress(KeyboardInterrupt):
+        interrupt = Interrupt(epoch, batch)
+        fit(model, epochs=4, callbacks=[backup, interrupt])
+    return sorted(os.listdir(path))
+
+
+def go_on(what, path, frequency):
+    """The state at the end of the training that was interrupted."""
+    model = compiled(strategy_of(what))
+    backup = keras.callbacks.BackupAndRestore(path, save_freq=frequency)
+    fit(model, epochs=4, callbacks=[backup])
+    return state_of(model)

@@ -41,11 +41,11 @@ if keras.backend.backend() == "jax":
     WAYS += [(("variables", 2, 2), TWO), (TWO, ("variables", 2, 2))]
 
 
-def launched(job, kind, path):
+def launched(job, kind, path, *args):
     what, workers, devices = kind
     return clusters.run(
         getattr(jobs, job),
-        (what, str(path)),
+        (what, str(path), *args),
         workers=workers,
         devices=devices,
         timeout=300,
@@ -137,3 +137,51 @@ def test_a_chief_that_can_not_write(what, tmp_path):
     chief, other = launched("unwritable", (what, 2, 1), path)
     assert chief.startswith("ValueError: ")
     assert other.startswith("ClusterError: Worker 0 could not")
+
+
+BACKUPS = [
+    (TWO, THREE, "epoch"),
+    (TWO, TWO, 1),
+    (TWO, ("mirrored", 2, 1), "epoch"),
+    (("mirrored", 2, 1), TWO, "epoch"),
+]
+
+
+@pytest.mark.parametrize(("saving", "restoring", "frequency"), BACKUPS)
+def test_a_backup_in_parts(saving, restoring, frequency, tmp_path):
+    path = str(tmp_path / "backup")
+    files = launched("back_up", saving, path, frequency, 2, 1)
+    has_parts = "checkpoint.json" in files[0]
+    assert has_parts == (saving[0] == "variables")
+    assert has_parts != ("latest.weights.h5" in files[0])
+    whole = compiled(None)
+    fit(whole, epochs=4)
+    for end in launched("go_on", restoring, path, frequency):
+        assert_same(end, state_of(whole))
+
+
+def test_one_process_does_not_begin_again(tmp_path):
+    path = str(tmp_path / "backup")
+    launched("back_up", TWO, path, "epoch", 2, 1)
+    model = compiled(2, sharded)
+    backup = keras.callbacks.BackupAndRestore(path)
+    with pytest.raises(ValueError, match="keras_dist.restore_sharded"):
+        fit(model, epochs=4, callbacks=[backup])
+    keras_dist.restore_sharded(model, path)
+    fit(model, initial_epoch=2, epochs=4)
+    whole = compiled(None)
+    fit(whole, epochs=4)
+    assert_same(state_of(model), state_of(whole))
+
+
+def test_the_kind_of_a_backup_may_change(tmp_path):
+    path = str(tmp_path / "backup")
+    launched("back_up", ("mirrored", 2, 1), path, "epoch", 1, 1)
+    files = launched("back_up", TWO, path, "epoch", 2, 1)[0]
+    assert [name[:6] for name in files] == ["checkp", "parts-"]
+    files = launched("back_up", ("mirrored", 2, 1), path, "epoch", 3, 1)[0]
+    assert files == ["latest.weights.h5", "training_metadata.json"]
+    whole = compiled(None)
+    fit(whole, epochs=4)
+    for end in launched("go_on", TWO, path, "epoch"):
+        assert_same(end, state_of(whole))
