@@ -29,9 +29,10 @@ class PartsBackup:
     def is_for(self, model: keras.Model) -> bool:
         """Returns whether all workers can save a model in parts here."""
         backend = get_backend()
-        if not isinstance(backend, SavesParts):
+        plan = getattr(strategy_of(model), "plan", None)
+        if plan is None or not plan.shards_variables:
             return False
-        if not strategy_of(model).plan.shards_variables:
+        if not isinstance(backend, SavesParts):
             return False
         everyone = self._workers.concatenate_numbers([_can_save(backend)])
         return all(everyone) and self._folder.is_shared(_PATIENCE)
