@@ -18,6 +18,7 @@ from keras_dist.replica.scopes import Recording
 from keras_dist.sharding.sharded_optimizer import check_variables
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import scans
 from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
@@ -31,6 +32,8 @@ class Sharding:
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self._plan = plan
         self._layout = layout
+        if plan.shards_variables:
+            scans.install()
 
     def has(self, variable: keras.Variable) -> bool:
         """Tells whether each replica keeps only its shard of a variable."""
@@ -88,7 +91,8 @@ class Sharding:
                 for each in zip(owners, old, strict=True)
             ]
             updates = ConstrainedUpdates(self._plan, self._layout)
-            with updates.replacing(optimizers), _gathering(_is_traced(old)):
+            gathering = _gathering(_is_traced(old))
+            with updates.replacing(optimizers), gathering, scans.noting():
                 outputs, new = step(tuple(map(list, given)), data)
             new = [list(group) for group in new]
             if list(map(len, new)) != list(map(len, old)):
@@ -225,9 +229,9 @@ def used(variable: keras.Variable, value: Any) -> Any:
     ):
         return value
     own = shards.shards_of(variable)
-    return jax.lax.with_sharding_constraint(
-        own.constrained(value), own.layout.whole
-    )
+    parts = own.constrained(value)
+    whole = jax.lax.with_sharding_constraint(parts, own.layout.whole)
+    return scans.note(whole, parts, own)
 
 
 def value_in(variable: keras.Variable, array: Any) -> Any:

@@ -80,6 +80,13 @@ class Shards:
             return value
         return jax.lax.with_sharding_constraint(value, self.sharding)
 
+    def of_slices(self) -> "Shards | None":
+        """Returns the shards of slices along the first axis, `None` if a slice
+        is all in one part."""
+        if len(self.shape) < 2 or self._axis == 0:
+            return None
+        return Shards(self.shape[1:], self.layout)
+
     def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
         """Returns the whole value of an array, in host memory."""
         found: np.ndarray[Any, Any] = self.whole(
