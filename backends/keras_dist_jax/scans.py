@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import keras
 from jax.ad_checkpoint import checkpoint_name
 
 from keras_dist.core.context import replaced
@@ -55,13 +54,14 @@ def install() -> None:
         **kwargs: Any,
     ) -> Any:
         leaves, tree = jax.tree.flatten(xs)
-        leaves = [*map(_value_of, leaves)]
-        slices = [*map(_slices_of, leaves)]
+        noted = _reads.noted or {}
+        found = [noted.get(id(leaf)) for leaf in leaves]
+        slices = [each and each[2].of_slices() for each in found]
         if not any(slices):
             return original(f, init, xs, *args, **kwargs)
         parts = [
-            _reads.noted[id(leaf)][1] if own else leaf
-            for leaf, own in zip(leaves, slices, strict=True)
+            each[1] if each and own else leaf
+            for leaf, each, own in zip(leaves, found, slices, strict=True)
         ]
 
         def step(carry: Any, x: Any) -> Any:
@@ -73,8 +73,7 @@ def install() -> None:
 
         # The backward pass gathers again, so that no step keeps its slice.
         # A policy would hold inside of the user's own checkpoints, too.
-        whole = tree.unflatten(leaves)
-        policy = None if _has_checkpoint(f, init, whole) else _may_keep
+        policy = None if _has_checkpoint(f, init, xs) else _may_keep
         again = jax.checkpoint(step, policy=policy, prevent_cse=False)
         return original(again, init, tree.unflatten(parts), *args, **kwargs)
 
@@ -87,16 +86,6 @@ def _has_checkpoint(f: Callable[..., Any], init: Any, xs: Any) -> bool:
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), xs
     )
     return jaxprs.has_checkpoint(jax.make_jaxpr(f)(init, x))
-
-
-def _value_of(leaf: Any) -> Any:
-    return leaf.value if isinstance(leaf, keras.Variable) else leaf
-
-
-def _slices_of(leaf: Any) -> Shards | None:
-    """Returns the sharding of the slices of a value that was gathered."""
-    found = (_reads.noted or {}).get(id(leaf))
-    return None if found is None else found[2].of_slices()
 
 
 def _gathered(part: Any, own: Shards) -> Any:

@@ -107,7 +107,7 @@ class Stack(keras.layers.Layer):
         def layer(x, kernel):
             return x + keras.ops.tanh(x @ kernel), None
 
-        return keras.ops.scan(layer, x, self.kernel)[0]
+        return keras.ops.scan(layer, x, self.kernel.value)[0]
 
 
 LAYERS = 1024

@@ -56,7 +56,7 @@ class Stack(layers.Layer):
             kernel, bias = weights
             return x + ops.tanh(x @ kernel + bias), None
 
-        return self.way(layer, x, (self.kernel, self.bias.value))
+        return self.way(layer, x, (self.kernel.value, self.bias.value))
 
 
 def model_of(way, depth=DEPTH, width=WIDTH):
