@@ -8,7 +8,7 @@ It is apart from `torch_internals`, because importing these takes long.
 | `_get_module_fsdp_state` | which layers are sharded, and by which model |
 | `FSDPState._lazy_init` | the model is the root, whatever is called first |
 | `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
-| `FSDPState._fsdp_param_group`, `.._groups` | a failed step leaves layers whole |
+| `FSDPState._fsdp_param_group` and `s` | a failed step leaves layers whole |
 | `post_forward_order`, `_post_forward_indices` | predictions fill them |
 | `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
 
