@@ -81,6 +81,8 @@ def run_region(
             [CUT if is_split(variable) else ON_EACH for variable in known],
         ),
         out_specs=(CUT, CUT, ON_EACH),
+        # The compiler divides what is along the other axes of the mesh.
+        axis_names={AXIS},
         check_vma=False,
     )(leaves, [trace.values[id(variable)] for variable in known])
     traced = traces[-1].first

@@ -54,7 +54,8 @@ class Layout(ABC):
     is_mesh = False
 
     def __init__(self, devices: Sequence[Any], sharding: Any) -> None:
-        self.devices = tuple(devices)
+        # The first device of each replica, and all devices of the replicas.
+        self.devices = self.holders = tuple(devices)
         self.sharding = sharding
         # The shardings, in programs, of values that each device has whole, and
         # of those that are cut over the replicas.
@@ -65,7 +66,19 @@ class Layout(ABC):
         self.first = 0
         # Whether steps must not be dispatched on top of each other.
         self.one_at_a_time = False
+        # The axes of a replica's mesh, by name; none for one device.
+        self.logical_axes: dict[str, int] = {}
         self.unequal = UnequalLengths()
+
+    @property
+    def num_logical(self) -> int:
+        """Number of logical devices of each replica."""
+        return len(self.holders) // len(self.devices)
+
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """Repeats each replica's value for each of its devices."""
+        each = range(self.num_logical)
+        return [value for value in values for _ in each]
 
     def holds(self, array: Any) -> bool:
         """Tells whether an array lies on this layout already."""
@@ -197,9 +210,14 @@ class SingleLayout(Layout):
         return default_device(self.devices[0])
 
 
-def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
+def mesh_on(devices: Any, *names: str) -> Mesh:
+    """Makes a mesh with the axis "replica", and further ones, of devices."""
+    axes = ("replica", *names)
+    return Mesh(np.array(devices), axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
     """Returns the shardings of arrays that are whole on each device, or cut."""
-    mesh = Mesh(np.array(devices), ("replica",), axis_types=(AxisType.Auto,))
     return (
         NamedSharding(mesh, PartitionSpec()),
         NamedSharding(mesh, PartitionSpec("replica")),
@@ -211,8 +229,8 @@ class MeshLayout(Layout):
 
     is_mesh = True
 
-    def __init__(self, devices: Sequence[Any]) -> None:
-        whole, cut = _shardings(devices)
+    def __init__(self, devices: Sequence[Any], mesh: Mesh | None = None) -> None:
+        whole, cut = _shardings(mesh_on(devices) if mesh is None else mesh)
         super().__init__(devices, whole)
         self.cut = cut
         self.one_at_a_time = devices[0].platform == "cpu"
@@ -232,20 +250,16 @@ class MeshLayout(Layout):
         if rows is None:
             batches.tell_if_unequal(leaves, self.unequal)
             put = batches.put_whole
-            found = [put(leaf, self.whole, self.devices) for leaf in leaves]
+            found = [put(leaf, self.whole, self.holders) for leaf in leaves]
             return False, structure.unflatten(found), None
-        sharding, devices = self.cut, self.devices
-        first, count = self.first, self.num_replicas
-        found = [
-            batches.put_cut(leaf, sharding, devices, first, count)
-            for leaf in leaves
-        ]
+        count = self.num_replicas
+        found = [batches.put_cut(leaf, self) for leaf in leaves]
         return True, structure.unflatten(found), rows if rows % count else None
 
     def put_whole(self, data: Any) -> Any:
         # Cut ones would need a collective for each operation.
         return jax.tree.map(
-            lambda x: batches.put_whole(x, self.sharding, self.devices), data
+            lambda x: batches.put_whole(x, self.sharding, self.holders), data
         )
 
 
@@ -281,7 +295,7 @@ class WideLayout(MeshLayout):
         if len(own) == 1:
             self.sharding = SingleDeviceSharding(own[0])
         everyones = [device for each in devices for device in each]
-        self.whole, self.cut = _shardings(everyones)
+        self.whole, self.cut = _shardings(mesh_on(everyones))
         self.num_replicas = len(devices) * len(own)
         self.first = worker * len(own)
         self._num_workers = len(devices)
