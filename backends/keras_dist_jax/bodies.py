@@ -207,7 +207,8 @@ class _Body:
         arguments += map(is_split, self.known)
         programs = [variant.program for variant in variants]
         each = [differing(p, arguments) for p in programs]
-        differ = [any(own) for own in zip(*each, strict=True)]
+        several = self.layout.num_replicas > 1
+        differ = [several and any(own) for own in zip(*each, strict=True)]
         lockstep = None
         if len(programs) > 1:
             lockstep = Lockstep(programs)
