@@ -213,7 +213,9 @@ class SingleLayout(Layout):
 def mesh_on(devices: Any, *names: str) -> Mesh:
     """Makes a mesh with the axis "replica", and further ones, of devices."""
     axes = ("replica", *names)
-    return Mesh(np.array(devices), axes, axis_types=(AxisType.Auto,) * len(axes))
+    return Mesh(
+        np.array(devices), axes, axis_types=(AxisType.Auto,) * len(axes)
+    )
 
 
 def _shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
@@ -229,7 +231,9 @@ class MeshLayout(Layout):
 
     is_mesh = True
 
-    def __init__(self, devices: Sequence[Any], mesh: Mesh | None = None) -> None:
+    def __init__(
+        self, devices: Sequence[Any], mesh: Mesh | None = None
+    ) -> None:
         whole, cut = _shardings(mesh_on(devices) if mesh is None else mesh)
         super().__init__(devices, whole)
         self.cut = cut

@@ -31,9 +31,7 @@ class LogicalLayout(MeshLayout):
         if len(sizes) > 1:
             names = [f"{LOGICAL}{index}" for index in range(len(sizes))]
         devices = np.array(replicas).reshape(len(replicas), *sizes)
-        super().__init__(
-            [own[0] for own in replicas], mesh_on(devices, *names)
-        )
+        super().__init__([own[0] for own in replicas], mesh_on(devices, *names))
         self.holders = tuple(device for own in replicas for device in own)
         self.logical_axes = dict(zip(names, sizes, strict=True))
 

@@ -48,9 +48,7 @@ class LogicalAxes:
         found: Axes = attributes[_AXES]
         return found
 
-    def beside(
-        self, reference: Any
-    ) -> contextlib.AbstractContextManager[None]:
+    def beside(self, reference: Any) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which a reference variable's slot is made."""
         return replaced(self._creating, reference=reference)
 

@@ -32,6 +32,7 @@ from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
+from keras_dist_jax import shards
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
@@ -98,6 +99,8 @@ class Region:
                 value = lax.dynamic_index_in_dim(
                     value, self.index, keepdims=False
                 )
+            elif shards.is_sharded(variable) and key not in self.trace.values:
+                return value
             elif not isinstance(value, jax.core.Tracer):
                 # A body can't take arrays of several devices. One shard is
                 # enough: a trace that meets an unknown variable is discarded.

@@ -43,15 +43,16 @@ def divide_devices(
 
 
 def layouts_for(
-    layout_map: Any, logical_devices: int | None
+    layout_map: Any,
+    logical_devices: int | None,
+    needed: str = "`logical_devices=n`",
 ) -> VariableLayouts | None:
     """Converts a user's `layout_map` to the layouts of a plan."""
     if layout_map is not None and logical_devices is None:
         raise ValueError(
             "`layout_map` divides variables over the logical devices of a "
             "replica. Received: a `layout_map` without the number of logical "
-            "devices. Expected: `logical_devices=n` too, where n is the "
-            "number of devices of each replica."
+            f"devices. Expected: {needed} too, for replicas of n devices."
         )
     if logical_devices is None:
         return None
