@@ -142,7 +142,7 @@ class Layout(ABC):
 
         def on(batch: Any) -> Callable[..., Any]:
             compiled: Callable[..., Any] = jit(
-                _with_rows(step, self.unpad),
+                _with_rows(step, self.unpad, self.uneven),
                 _named,
                 donate_argnums=0 if donate else (),
                 static_argnums=2,
@@ -153,13 +153,17 @@ class Layout(ABC):
 
         return Programs(on(whole), on(cut))
 
+    def uneven(self, step: StepFn) -> StepFn:
+        """Converts a step to one for a batch in unequal shares."""
+        return step
+
     def unpad(self, data: Any, rows: int | None) -> Any:
         """Removes the padding rows of a cut batch inside of a trace."""
         return data if rows is None else batches.unpad(data, rows, self.cut)
 
     def eager(self, step: StepFn) -> Programs:
         """Makes a step that runs operation by operation, for debugging."""
-        call = _with_rows(step, lambda data, rows: data)
+        call = _with_rows(step, lambda data, rows: data, lambda step: step)
         return Programs(call, call)
 
     def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
@@ -176,11 +180,16 @@ def _named(state: Any, data: Any, rows: int | None) -> dict[str, Any]:
     return {**dict(zip(_GROUPS, state, strict=False)), "batch": data}
 
 
-def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
+def _with_rows(
+    step: StepFn,
+    unpad: Callable[[Any, Any], Any],
+    uneven: Callable[[StepFn], StepFn],
+) -> Any:
     """Makes a function of (state, batch, rows) of a step."""
 
     def call(state: Any, data: Any, rows: int | None) -> tuple[Any, Any]:
-        return step(state, unpad(data, rows))
+        run = step if rows is None else uneven(step)
+        return run(state, unpad(data, rows))
 
     call.__name__ = step.__name__
     return call

@@ -13,7 +13,9 @@ from keras_dist.core.variable_layouts import LOGICAL
 from keras_dist.plugin.powers import UsesLogicalDevices
 from keras_dist_jax import sharded_steps
 from keras_dist_jax.layout import MeshLayout
+from keras_dist_jax.layout import StepFn
 from keras_dist_jax.layout import mesh_on
+from keras_dist_jax.scatters import with_whole_rows
 from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.tracing import current_trace
 
@@ -34,6 +36,9 @@ class LogicalLayout(MeshLayout):
         super().__init__([own[0] for own in replicas], mesh_on(devices, *names))
         self.holders = tuple(device for own in replicas for device in own)
         self.logical_axes = dict(zip(names, sizes, strict=True))
+
+    def uneven(self, step: StepFn) -> StepFn:
+        return with_whole_rows(step, self.whole.mesh)
 
     def axes_for(self, parts: Sequence[int]) -> list[tuple[str, ...]]:
         """Returns the axes of the mesh that divide a tensor's axes."""

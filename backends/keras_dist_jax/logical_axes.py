@@ -66,7 +66,7 @@ class LogicalAxes:
     ) -> None:
         """Gives an optimizer's variables axes, by the names in their paths."""
         for variable in variables:
-            if _AXES in vars(variable):
+            if vars(variable).get(_AXES):
                 continue
             for reference in trained:
                 name = reference.path.replace("/", "_")
