@@ -186,7 +186,8 @@ class LogicalDeviceMethods(StrategyBase):
         for axis, (size, parts) in enumerate(
             zip(shape, dimensions, strict=True)
         ):
-            if size is not None and size % parts:
+            # A size that is not known yet is `None`, or an object.
+            if isinstance(size, (int, np.integer)) and size % parts:
                 raise ValueError(
                     "`partition_dimensions` must divide the tensor: axis "
                     f"{axis} of size {size} can't be split into {parts}. "

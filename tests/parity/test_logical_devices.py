@@ -29,13 +29,18 @@ def divided(num_replicas):
 def all_are_divided(monkeypatch):
     """Divides the last axis of each variable that two devices can divide."""
 
+    divided = []
+
     def axes_of(self, path, shape):
         even = [axis for axis, size in enumerate(shape) if size % 2 == 0]
         if not even or math.prod(shape) < 2 or "seed" in path:
             return ()
+        divided.append(path)
         return (*[None] * even[-1], "logical")
 
     monkeypatch.setattr(VariableLayouts, "axes_of", axes_of)
+    yield
+    assert divided
 
 
 @pytest.mark.usefixtures("all_are_divided")
