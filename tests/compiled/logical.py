@@ -88,9 +88,7 @@ def main(name):
         with without_values(), strategy.scope():
             model, optimizer = pair(), keras.optimizers.Adam()
             optimizer.build(model.trainable_variables)
-        programs["function"] = of_function(
-            backend, strategy, model, optimizer
-        )
+        programs["function"] = of_function(backend, strategy, model, optimizer)
     found = {way: dataclasses.asdict(made[0]) for way, made in programs.items()}
     print(json.dumps(found))
 
