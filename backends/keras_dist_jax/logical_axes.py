@@ -15,7 +15,7 @@ from keras_dist.core.variable_layouts import VariableLayouts
 _AXES = "_keras_dist_axes"
 
 
-class _Creating(threading.local):
+class _SlotsReference(threading.local):
     # The variable for which an optimizer is making a slot.
     reference: Any = None
 
@@ -27,7 +27,7 @@ class LogicalAxes:
         self._layouts = layouts
         # The patterns that have named a variable.
         self._used: set[str] = set()
-        self._creating = _Creating()
+        self._creating = _SlotsReference()
 
     def of(self, variable: keras.Variable) -> Axes:
         """Returns a variable's axes; `()` if each device has it whole."""

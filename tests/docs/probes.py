@@ -92,7 +92,7 @@ def sharded_variables():
 
 
 def logical_devices():
-    layout_map = {".*/kernel": (None, "logical")}
+    layout_map = {".*/kernel": ("logical",)}
     return _as_one_device(
         lambda: keras_dist.MirroredStrategy(
             [f"cpu:{index}" for index in range(4)],
