@@ -146,6 +146,11 @@ class JaxBackend(
                 "of one device; `variables='sharded'` divides variables over "
                 "the devices of all workers."
             )
+        if len({*map(len, plan.replicas)}) > 1:
+            raise DeviceError(
+                "All replicas have the same number of logical devices. "
+                f"Received: {plan}. Expected: as many for each replica."
+            )
         devices = mesh_of(plan, self._workers).holders
         count = plan.num_logical_devices
         starts = range(0, len(devices), count)

@@ -20,6 +20,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import agreement
+from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.jaxprs import differing
@@ -293,6 +294,13 @@ class _Body:
             program, structure, outline, written, peers
         )
 
+    def _divisible(self) -> Callable[..., Any]:
+        """Returns the function, with operations that logical devices divide."""
+        devices = self.layout.holders
+        if self.layout.num_logical > 1 and devices[0].platform == "tpu":
+            return internals.with_divided_attention(self.fn)
+        return self.fn
+
     def _called(
         self, region: Region, leaves: list[Any], like: Any
     ) -> tuple[Any, list[Any]]:
@@ -320,7 +328,7 @@ class _Body:
             return agreement.Result(results[-1])
 
         with region.current(), TracedCall(region) as call:
-            nest = self.fn(*args, **kwargs)
+            nest = self._divisible()(*args, **kwargs)
             if peers.own:
                 nest = agreement.in_order(nest, like)
             outline = map_nest(keep, nest)

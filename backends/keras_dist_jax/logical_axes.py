@@ -1,23 +1,15 @@
 """The axes of variables that the logical devices of a replica divide."""
 
-import contextlib
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_dist.core.context import replaced
 from keras_dist.core.variable_layouts import Axes
 from keras_dist.core.variable_layouts import VariableLayouts
 
 # The attribute of a variable with its axes.
 _AXES = "_keras_dist_axes"
-
-
-class _SlotsReference(threading.local):
-    # The variable for which an optimizer is making a slot.
-    reference: Any = None
 
 
 class LogicalAxes:
@@ -27,7 +19,6 @@ class LogicalAxes:
         self._layouts = layouts
         # The patterns that have named a variable.
         self._used: set[str] = set()
-        self._creating = _SlotsReference()
 
     def of(self, variable: keras.Variable) -> Axes:
         """Returns a variable's axes; `()` if each device has it whole."""
@@ -38,19 +29,10 @@ class LogicalAxes:
         if _AXES not in attributes:
             if shape is None or None in shape:
                 return ()
-            reference = self._creating.reference
-            if reference is not None:
-                self.keep_together(variable, reference)
-            else:
-                axes = layouts.axes_of(variable.path, shape)
-                self._used.update(layouts.matching(variable.path))
-                attributes[_AXES] = axes
+            attributes[_AXES] = layouts.axes_of(variable.path, shape)
+            self._used.update(layouts.matching(variable.path))
         found: Axes = attributes[_AXES]
         return found
-
-    def beside(self, reference: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns the context in which a reference variable's slot is made."""
-        return replaced(self._creating, reference=reference)
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
@@ -68,10 +50,15 @@ class LogicalAxes:
         for variable in variables:
             if vars(variable).get(_AXES):
                 continue
-            for reference in trained:
-                name = reference.path.replace("/", "_")
-                if name in variable.path:
-                    self.keep_together(variable, reference)
+            named = [
+                reference
+                for reference in trained
+                if reference.path.replace("/", "_") in variable.path
+            ]
+            if named:
+                # Another's path may end like this one's.
+                longest = max(named, key=lambda each: len(each.path))
+                self.keep_together(variable, longest)
 
     def check_used(self) -> None:
         """Raises `ValueError` for a pattern that has named no variable."""

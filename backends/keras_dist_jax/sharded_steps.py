@@ -26,6 +26,11 @@ from keras_dist_jax.optimizer_calls import Updates
 from keras_dist_jax.shards import Shards
 
 
+class _Creation(threading.local):
+    # The variable for which this thread is making a slot.
+    reference: Any = None
+
+
 class Sharding:
     """Shards the variables that a plan says, and makes steps that use them."""
 
@@ -33,11 +38,15 @@ class Sharding:
         self._plan = plan
         self.layout = layout
         self._axes = LogicalAxes(plan.layouts)
+        self._creating = _Creation()
 
     def shards_for(self, variable: keras.Variable) -> Shards | None:
         """Returns how devices divide a variable; `None` if each has it all."""
         if shards.is_sharded(variable):
             return shards.shards_of(variable)
+        reference = self._creating.reference
+        if reference is not None and self._plan.layouts is not None:
+            self.keep_together(variable, reference)
         axes = self._axes.of(variable)
         over_replicas = self._plan.num_replicas > 1 and (
             shards.is_slot(variable)
@@ -52,7 +61,7 @@ class Sharding:
         self, reference: Any
     ) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which a reference variable's slot is made."""
-        return self._axes.beside(reference)
+        return replaced(self._creating, reference=reference)
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable

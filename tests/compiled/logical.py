@@ -27,6 +27,23 @@ LAYOUTS = {
     r".*up/bias": ("logical",),
     r".*down/kernel": ("logical", None),
 }
+OF_ATTENTION = {
+    r".*/(query|key|value)/kernel": (None, "logical"),
+    r".*/attention_output/kernel": ("logical",),
+}
+
+
+def attention():
+    """A layer of attention between two others, for which TPUs have a kernel."""
+    inputs = keras.Input((128, WIDTH))
+    x = layers.Dense(WIDTH, use_bias=False, name="first")(inputs)
+    x = layers.MultiHeadAttention(4, 128, use_bias=False)(x, x)
+    x = layers.GlobalAveragePooling1D()(x)
+    made = keras.Model(inputs, layers.Dense(CLASSES)(x))
+    made.compile(
+        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    return made
 
 
 def pair():
@@ -61,35 +78,45 @@ def of_function(backend, strategy, model, optimizer):
 
     layout = strategy.executor.layout
     batch = [
-        described(layout, (ROWS, WIDTH), "float32"),
+        described(layout, (ROWS, *model.input_shape[1:]), "float32"),
         described(layout, (ROWS,), "int32"),
     ]
     strategy.run(step, args=batch)
     return backend.compiled_programs()
 
 
+def both(backend, make, layout_map):
+    """The programs of a step of `fit`, and of a function."""
+    strategy = keras_dist.MirroredStrategy(
+        logical_devices=LOGICAL, layout_map=layout_map
+    )
+    with without_values(), strategy.scope():
+        model = make()
+        batch = (
+            keras.KerasTensor((ROWS, *model.input_shape[1:])),
+            keras.KerasTensor((ROWS,), "int32"),
+        )
+        model._symbolic_build(data_batch=batch)
+        fit = backend.compiled_step(strategy.executor, model, batch)
+    with without_values(), strategy.scope():
+        model, optimizer = make(), keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+    function = of_function(backend, strategy, model, optimizer)
+    return {"fit": fit, "function": function}
+
+
 def main(name):
     """Prints the programs of one target."""
-    backend, programs = get_backend(), {}
+    backend = get_backend()
     with backend.on_target(read_target(name)):
-        strategy = keras_dist.MirroredStrategy(
-            logical_devices=LOGICAL, layout_map=LAYOUTS
-        )
-        with without_values(), strategy.scope():
-            model = pair()
-            batch = (
-                keras.KerasTensor((ROWS, WIDTH)),
-                keras.KerasTensor((ROWS,), "int32"),
-            )
-            model._symbolic_build(data_batch=batch)
-            programs["fit"] = backend.compiled_step(
-                strategy.executor, model, batch
-            )
-        with without_values(), strategy.scope():
-            model, optimizer = pair(), keras.optimizers.Adam()
-            optimizer.build(model.trainable_variables)
-        programs["function"] = of_function(backend, strategy, model, optimizer)
-    found = {way: dataclasses.asdict(made[0]) for way, made in programs.items()}
+        programs = {
+            "pair": both(backend, pair, LAYOUTS),
+            "attention": both(backend, attention, OF_ATTENTION),
+        }
+    found = {
+        kind: {way: dataclasses.asdict(made[0]) for way, made in each.items()}
+        for kind, each in programs.items()
+    }
     print(json.dumps(found))
 
 

@@ -185,11 +185,12 @@ def strategy_bytes(model, variable):
     return [*home.bytes_kept().values()]
 
 
-def test_replicas_divide_an_axis_that_is_left():
-    distributed = strategy(2, variables="sharded")
+@pytest.mark.parametrize("what", ["variables", "optimizer_state"])
+def test_replicas_divide_an_axis_that_is_left(what):
+    distributed = strategy(2, **{what: "sharded"})
     model, _ = made(mlp, "adam", distributed)
     kernel = model.get_layer("up").kernel
-    assert part_of(kernel) == (8, 32)
+    assert part_of(kernel) == ((8, 32) if what == "variables" else (16, 32))
     bias = model.get_layer("up").bias
     assert part_of(bias) == (32,)
     with distributed.scope():
@@ -662,8 +663,10 @@ def test_layouts_that_do_not_suit_a_variable(layout_map, message):
         mlp()
 
 
-def test_several_workers_are_refused():
+def test_plans_that_no_mesh_has():
     cpus = tuple(Device("cpu", index) for index in range(4))
+    with pytest.raises(keras_dist.DeviceError, match="as many for each"):
+        keras_dist.Strategy(Plan((cpus[:2], cpus[2:3]), cpus[:3]))
     cluster = Cluster(0, "a:1", ("a:1", "b:1"))
     plan = Plan((cpus[:2], cpus[2:]), cpus, cluster)
     with pytest.raises(keras_dist.DeviceError, match="several workers"):
