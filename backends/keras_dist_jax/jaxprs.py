@@ -24,6 +24,7 @@ _MEET_NOBODY = {"axis_index", "pvary"}
 # Parameters with the one program that an equation calls on its own operands.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CONTROL_FLOW = {"cond", "scan", "while"}
+_CHECKPOINTS = {"checkpoint", "remat", "remat2"}
 
 
 def inner(equation: Any) -> list[Any]:
@@ -68,6 +69,15 @@ def calls_back(equation: Any) -> bool:
 
 def has_callbacks(program: Any) -> bool:
     return any(map(calls_back, opened(program).eqns))
+
+
+def has_checkpoint(program: Any) -> bool:
+    """Tells whether a part of a program is computed again for gradients."""
+    return any(
+        equation.primitive.name in _CHECKPOINTS
+        or any(map(has_checkpoint, inner(equation)))
+        for equation in opened(program).eqns
+    )
 
 
 def live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from keras_dist.replica.scopes import Recording
 from keras_dist.sharding.sharded_optimizer import check_variables
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import scans
 from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
@@ -39,6 +40,8 @@ class Sharding:
         self.layout = layout
         self._axes = LogicalAxes(plan.layouts)
         self._creating = _Creation()
+        if plan.shards_variables:
+            scans.install()
 
     def shards_for(self, variable: keras.Variable) -> Shards | None:
         """Returns how devices divide a variable; `None` if each has it all."""
@@ -130,7 +133,8 @@ class Sharding:
                 for each in zip(owners, old, strict=True)
             ]
             updates = ConstrainedUpdates(self)
-            with updates.replacing(optimizers), _gathering(_is_traced(old)):
+            gathering = _gathering(_is_traced(old))
+            with updates.replacing(optimizers), gathering, scans.noting():
                 outputs, new = step(tuple(map(list, given)), data)
             new = [list(group) for group in new]
             if list(map(len, new)) != list(map(len, old)):
@@ -271,7 +275,9 @@ def used(variable: keras.Variable, value: Any) -> Any:
     ):
         return value
     own = shards.shards_of(variable)
-    return jax.lax.with_sharding_constraint(own.constrained(value), own.used)
+    parts = own.constrained(value)
+    gathered = jax.lax.with_sharding_constraint(parts, own.used)
+    return scans.note(gathered, parts, own)
 
 
 def value_in(variable: keras.Variable, array: Any) -> Any:

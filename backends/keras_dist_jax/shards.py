@@ -52,7 +52,7 @@ class Shards:
         self.layout = layout
         # Reads and writes the variable while only this worker does.
         self.requests: Any = None
-        self.shape = tuple(shape)
+        self.shape, self._axes = tuple(shape), axes
         count = layout.num_replicas
         of_array = self.shape or (1,)
         divided = [axis for axis, name in enumerate(axes) if name is not None]
@@ -98,6 +98,15 @@ class Shards:
         if not self.shape or not isinstance(value, jax.core.Tracer):
             return value
         return jax.lax.with_sharding_constraint(value, self.sharding)
+
+    def of_slices(self) -> "Shards | None":
+        """Returns the shards of slices along the first axis, `None` if a slice
+        is all in one part."""
+        if len(self.shape) < 2 or self._axis in (None, 0):
+            return None
+        if self._axes[:1] not in ((), (None,)):
+            return None
+        return Shards(self.shape[1:], self.layout, self._axes[1:])
 
     def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
         """Returns the whole value of an array, in host memory."""

@@ -51,8 +51,8 @@ class Watch(SignsOfLife):
     def __init__(
         self, client: Any, cluster: Cluster, timeout: float | None
     ) -> None:
-        self.board = CoordinatorBoard(client)
-        super().__init__(cluster, self.board, INTERVAL, 4 * INTERVAL)
+        board = CoordinatorBoard(client)
+        super().__init__(cluster, board, INTERVAL, 4 * INTERVAL)
         self._texts = dict.fromkeys(self._others, _LIVES)
         self._timeout = timeout or SILENCE
         self._patience = timeout or DEFAULT_PATIENCE
@@ -68,7 +68,6 @@ class Watch(SignsOfLife):
         self.start()
 
     def enter(self) -> None:
-        """Notes that this worker may wait for others from now on."""
         self._waits_since = time.monotonic()
 
     def exit(self, pending: Any = None) -> None:
@@ -78,7 +77,6 @@ class Watch(SignsOfLife):
             self._pending = pending, time.monotonic()
 
     def wait_of(self, index: int) -> str:
-        """Returns a name of another worker's wait for others, or ""."""
         return self._texts[index].partition(_BUSY)[2]
 
     def check(self) -> None:
@@ -129,7 +127,7 @@ class Watch(SignsOfLife):
         def write() -> None:
             # Without the coordinator, no worker could read the message.
             with self._lock, contextlib.suppress(Exception):
-                self._board.write(self._key, text[:500])
+                self.board.write(self._key, text[:500])
 
         thread = threading.Thread(target=write, daemon=True)
         thread.start()

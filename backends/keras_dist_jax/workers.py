@@ -23,12 +23,12 @@ from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError
+from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.workers import Workers
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate
 from keras_dist_jax.machine import devices_by_worker
-from keras_dist_jax.meetings import Meetings
 from keras_dist_jax.watch import Watch
 
 _AXIS = "worker"
@@ -49,7 +49,7 @@ class JaxWorkers(Workers):
     ) -> None:
         super().__init__(cluster, options)
         self._watch = watch
-        self._meetings = Meetings(cluster, watch)
+        self._meetings = Meetings(cluster, watch, watch.check)
         self._gates: dict[int | None, WatchedGate] = {}
         self._gate = self.watched(gate)
         self._device = jax.local_devices()[0]

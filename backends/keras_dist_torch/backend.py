@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import torch
 
+from keras_dist.core import context
 from keras_dist.core.device import Device
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
@@ -24,7 +25,10 @@ from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.gradients import current
 from keras_dist.replica.scopes import Overlay
+from keras_dist_torch.chunks import install as install_chunks
 from keras_dist_torch.compiler import TorchCompiler
+from keras_dist_torch.keras_internals import device_scope
+from keras_dist_torch.keras_internals import hook_initialization
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
@@ -42,6 +46,8 @@ class TorchBackend(Backend, Differentiates, ShardsVariables):
         self._listed = False
         self._compiler = TorchCompiler()
         self._workers: TorchWorkers | None = None
+        install_chunks()
+        hook_initialization(_initial_values_device)
 
     def list_devices(self) -> Sequence[Device]:
         self._listed = True
@@ -141,6 +147,21 @@ class TorchBackend(Backend, Differentiates, ShardsVariables):
             # No derivative of these will be asked for: free their graphs.
             value, aux = keras.tree.map_structure(_detached, (value, aux))
         return value, aux, gradients
+
+
+def _initial_values_device(variable: keras.Variable) -> str | None:
+    """Returns where to compute a value that rests on another device."""
+    owner = vars(variable).get("distribute_strategy")
+    if owner is None and context.in_cross_replica_context():
+        owner = context.current_strategy()
+    executor = getattr(owner, "executor", None)
+    # A symbolic call has no values.
+    if (
+        not isinstance(executor, TorchCentralExecutor)
+        or device_scope() == "meta"
+    ):
+        return None
+    return str(executor.initial_values_device())
 
 
 @contextlib.contextmanager

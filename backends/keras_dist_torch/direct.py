@@ -125,7 +125,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> T:
         place = named(replica.id, self.plan.num_replicas)
         try:
-            with place, self._own_randomness():
+            with place, self._own_randomness(), self.workers.waiting():
                 return self._on_device(fn, replica, *args)
         finally:
             replica.close()
@@ -197,6 +197,8 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
         chosen = [each for each in variables if are_in_parts([each])]
+        if chosen:
+            self.workers.meet("all variables, to save or load them")
         with _held(chosen, self.plan.is_chief, torch.device("cpu")):
             yield
 

@@ -4,8 +4,12 @@ FSDP gathers the parameters of modules: `_torch_params`, where Keras has those
 of a layer, `_track_variables`, which fills it, `_layers`, which has the layers
 that PyTorch does not see, and `_functional`, the other model of a Sequential.
 What an optimizer computes from parts is written by `_direct_assign`.
+
+`_initialize_with_initializer` makes the value of a variable, and
+`TorchParallelOptimizer` updates many variables by one call.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +24,11 @@ from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import is_alone_on_purpose
 
 TorchModuleWrapper = private("keras.src.utils.torch_utils.TorchModuleWrapper")
+ParallelOptimizer = private(
+    "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
+    ".TorchParallelOptimizer"
+)
+private("keras.Variable._initialize_with_initializer")
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
@@ -69,6 +78,23 @@ def hook_tracking(hook: Callable[[Any], Callable[..., Any]]) -> None:
 def hook_assignment(hook: Callable[[Any], Callable[..., Any]]) -> None:
     """Hooks the method that writes into a variable's tensor."""
     keras.Variable._direct_assign = hook(keras.Variable._direct_assign)
+
+
+@functools.cache
+def hook_initialization(device_of: Callable[[Any], str | None]) -> None:
+    """Has initial values computed on `device_of(variable)`, if there is one."""
+    original = keras.Variable._initialize_with_initializer
+
+    def _initialize_with_initializer(self: Any, initializer: Any) -> None:
+        device = device_of(self)
+
+        def on_device(*args: Any, **kwargs: Any) -> Any:
+            with keras.device(device):
+                return initializer(*args, **kwargs)
+
+        original(self, initializer if device is None else on_device)
+
+    keras.Variable._initialize_with_initializer = _initialize_with_initializer
 
 
 def forget_parameter(variable: keras.Variable) -> None:

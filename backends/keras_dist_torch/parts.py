@@ -200,7 +200,8 @@ class DTensorHome(ShardedHome):
             return kept.clone() if is_probe else kept
         if isinstance(replica, GathersVariables):
             return replica.whole(self.variable, kept)
-        with self._workers.named():
+        self._workers.meet(self.variable.path)
+        with self._workers.named(), self._workers.waiting():
             return kept.detach().full_tensor()
 
     def set_whole(self, value: torch.Tensor) -> None:
@@ -214,8 +215,8 @@ class DTensorHome(ShardedHome):
             elif isinstance(value, DTensor):
                 kept.copy_(value.redistribute(placements=kept.placements))
             else:
-                own = self._distributed(value.to(kept.device))
-                kept.to_local().copy_(own.to_local())
+                self._workers.meet(f"{self.variable.path}, to assign it")
+                self._set_chiefs(value.to(kept.device))
 
     def take_chiefs(self, held: torch.Tensor | None) -> None:
         """Sets the value that the chief holds; all workers call it."""
@@ -223,8 +224,15 @@ class DTensorHome(ShardedHome):
         if held is None:  # on another worker
             shape = tuple(self.variable.shape)
             held = torch.empty(shape, dtype=own.dtype, device=own.device)
-        (sent,) = self._workers.broadcast([held.to(own.device)])
-        self.set_whole(sent)
+        self._set_chiefs(held.to(own.device))
+
+    def _set_chiefs(self, value: torch.Tensor) -> None:
+        """Keeps this worker's part of the chief's value."""
+        (sent,) = self._workers.broadcast([value])
+        part = tensor_in_use(self.variable)
+        assert isinstance(part, DTensor)
+        with torch.no_grad():
+            part.to_local().copy_(self._distributed(sent).to_local())
 
     def set_trainable(self, value: bool) -> None:
         kept = stored(self.variable)

@@ -264,6 +264,14 @@ class TorchCentralExecutor(TorchReplicaExecutor):
             )
         self._owners = Owners(plan.variable_devices)
 
+    def initial_values_device(self) -> torch.device:
+        """Returns the device whose generators draw initial values.
+
+        It is that of the first replica: another kind of device draws other
+        numbers from the same seed.
+        """
+        return self._devices[0]
+
     def home(self, variable: keras.Variable) -> TorchCentralHome:
         return TorchCentralHome(variable, self.plan, self._owners.of(variable))
 

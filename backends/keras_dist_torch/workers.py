@@ -24,6 +24,7 @@ from keras_dist.errors import WorkerLostError
 from keras_dist.plugin.heartbeats import SILENCE
 from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import Heartbeats
+from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.workers import Workers
 
 # Default seconds that a collective waits for workers that are alive.
@@ -61,6 +62,7 @@ class TorchWorkers(Workers):
             on_loss=self._abort,
         )
         self._beats.start()
+        self._meetings = Meetings(cluster, self._beats, self.check)
 
     def _group(self) -> Any:
         cluster = self.cluster
@@ -85,8 +87,22 @@ class TorchWorkers(Workers):
 
     def _wait(self, work: Any) -> None:
         """Waits for a collective; the sums of an aborted one are an error."""
-        work.wait()
+        with self.waiting():
+            work.wait()
         self._check()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Tells the others that this worker may wait for them, inside."""
+        self._beats.enter()
+        try:
+            yield
+        finally:
+            self._beats.exit()
+
+    def meet(self, what: str) -> None:
+        """Waits for all workers, which have to come for the same."""
+        self._meetings.meet(what)
 
     def _check(self) -> None:
         """Raises if collectives were aborted, also those that GPUs wait for."""

@@ -20,7 +20,9 @@ slots, `C` of its counters; `n` devices that compute on each of `W` workers and
 Gradients have the size and type of the trainable variables. A step adds
 gradients and, with central variables, the copies that devices were sent.
 Activations are counted only if they are given. Buffers of the framework and
-temporary casts of mixed precision are not counted.
+temporary casts of mixed precision are not counted, and neither is what an
+optimizer computes with: on PyTorch three times 64 MiB for Adam, or three times
+the largest variable, if that is larger.
 
 A ring all-reduce of `T` bytes among `n` devices has each send
 `2 (n - 1) / n T`, which is the least that is possible (Patarasuk and Yuan,

@@ -162,8 +162,9 @@ def show(
         "variables. Not counted: "
         + ("" if activations else "activations, ")
         + "metrics, buffers of the framework, copies that mixed precision "
-        "makes. The numbers for what is sent are the least possible, if "
-        "gradients are summed in the type of the variables."
+        "makes, what an update computes with. The numbers for what is sent "
+        "are the least possible, if gradients are summed in the type of the "
+        "variables."
     )
 
 

@@ -17,6 +17,8 @@ INTERVAL = 0.5
 FOLDER = "keras_dist/beat/"
 # Exchanges without a sign of life after which a worker is named as lost.
 _ROUNDS = 4
+# In the text of a worker that waits for others, before the number of the wait.
+_WAITS = "w"
 
 
 class Blackboard(ABC):
@@ -48,8 +50,8 @@ class SignsOfLife(ABC):
         interval: float,
         suspension: float,
     ) -> None:
+        self.board = board
         self._cluster = cluster
-        self._board = board
         self._interval = interval
         self._key = _key(cluster.index)
         self._others = [
@@ -94,14 +96,26 @@ class SignsOfLife(ABC):
     def _look(self) -> None:
         """Writes this worker's text, and reads those of the others."""
         self._write()
-        texts = self._board.read([_key(other) for other in self._others])
+        texts = self.board.read([_key(other) for other in self._others])
         self._looked = now = time.monotonic()
         for other, text in zip(self._others, texts, strict=True):
             if text not in ("", self._texts[other]):
                 self._texts[other], self._seen[other] = text, now
 
     def _write(self) -> None:
-        self._board.write(self._key, self._text())
+        self.board.write(self._key, self._text())
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Notes that this worker may wait for others from now on."""
+
+    @abstractmethod
+    def exit(self) -> None:
+        """Notes that this worker no longer waits for others."""
+
+    @abstractmethod
+    def wait_of(self, index: int) -> str:
+        """Returns a name of another worker's wait for others, or ""."""
 
     @abstractmethod
     def _text(self) -> str:
@@ -149,6 +163,18 @@ class Heartbeats(SignsOfLife):
         # The number of exchanges, and of that at which a text changed last.
         self._rounds = 0
         self._heard = dict.fromkeys(self._others, 0)
+        # How many waits for others this worker began, and is in.
+        self._waits = self._depth = 0
+
+    def enter(self) -> None:
+        self._waits += not self._depth
+        self._depth += 1
+
+    def exit(self) -> None:
+        self._depth -= 1
+
+    def wait_of(self, index: int) -> str:
+        return self._texts[index].partition(" ")[0].partition(_WAITS)[2]
 
     def stop(self, reason: str, patience: float) -> None:
         """Tells the other workers why this one ends; waits for them to end."""
@@ -197,7 +223,8 @@ class Heartbeats(SignsOfLife):
             self._is_gone = True
 
     def _text(self) -> str:
-        return f"{self._rounds} {self._own_reason}"
+        wait = f"{_WAITS}{self._waits}" if self._depth else ""
+        return f"{self._rounds}{wait} {self._own_reason}"
 
     def _look(self) -> None:
         super()._look()

@@ -65,6 +65,19 @@ def test_a_model_that_is_too_large_for_a_tpu():
     assert "Temporary values ?" in words
 
 
+@pytest.mark.parametrize("target", ["h100:8x8", "v5e:16x16"])
+def test_layers_in_a_scan_fit_many_devices(target):
+    """69 billion parameters, of which a device has its parts and one layer."""
+    options = "--target", target, "--variables", "sharded"
+    (program,) = planned("scanned", *options)["programs"]
+    whole = 1024 * 8192**2 * 4
+    devices = program["devices"]
+    assert program["fits"]
+    assert program["state"]["trainable"] == whole / devices
+    # Gradients in parts, and copies of a few layers.
+    assert program["temporary"] < whole / 32
+
+
 def test_keras_kernel_for_attention_is_used_on_one_tpu():
     """The kernel can't be divided over several TPUs."""
     of_a_step = {}

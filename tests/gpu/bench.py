@@ -11,9 +11,14 @@ import numpy as np
 from gpu import places
 
 MODELS = ("small",) if places.IS_REHEARSAL else ("small", "medium")
-FEW = ("--rounds", "5", "--block-ms", "20") if places.IS_REHEARSAL else ()
-# So many times is a measurement repeated that was only noise.
-TRIES = 1 if places.IS_REHEARSAL else 3
+# Time on a GPU is dear.
+FEW = (
+    ("--rounds", "5", "--block-ms", "20")
+    if places.IS_REHEARSAL
+    else ("--rounds", "9", "--block-ms", "60")
+)
+# So many times is a measurement made, if it was only noise before.
+TRIES = 1 if places.IS_REHEARSAL else 2
 
 
 def measured(folder, *arguments):

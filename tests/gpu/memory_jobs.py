@@ -45,7 +45,23 @@ def counted(name, num_parameters, optimizer):
     }
     if not places.IS_REHEARSAL:
         found["at most"] = memory.peak() - before
+        found["planned at most"] += _of_update(model)
     return found
+
+
+def _of_update(model):
+    """Returns the bytes that an update computes with, which no plan counts."""
+    if keras.backend.backend() != "torch" or not isinstance(
+        model.optimizer, keras.optimizers.Adam
+    ):
+        return 0
+    from keras_dist_torch import chunks
+
+    weights = model.trainable_variables
+    return 3 * max(
+        sum(weights[index].value.nbytes for index in chunk)
+        for chunk in chunks.chunks(weights)
+    )
 
 
 def _data(model):

@@ -18,12 +18,16 @@ from sharded.helpers import state_of
 
 def in_cluster(what="optimizer_state"):
     """The strategy that parity cases are trained under from now on."""
+    # Small models will do. The cluster stays for other tests.
+    least = LEAST_ELEMENTS if what == "optimizer_state" else 1
     if keras.backend.backend() == "jax":
         from keras_dist_jax import shards
 
-        # Small models will do. The cluster stays for other tests.
-        least = LEAST_ELEMENTS if what == "optimizer_state" else 1
         shards.LEAST_ELEMENTS = least
+    elif what != "optimizer_state":
+        from keras_dist_torch import parts
+
+        parts.LEAST_ELEMENTS = least
     strategy = keras_dist.MultiWorkerMirroredStrategy(**{what: "sharded"})
     harness.strategy = lambda num_replicas: strategy
     return strategy
@@ -150,9 +154,10 @@ def different_variables(what):
 
 def apart(what, way):
     """Reads or assigns variables otherwise than the other worker does."""
-    from keras_dist_jax import meetings
+    from keras_dist.plugin import meetings
 
-    meetings._LATE = 15.0
+    # JAX' workers may wait for a program that another one compiles.
+    meetings._LATE = 15.0 if keras.backend.backend() == "jax" else 5.0
     strategy = in_cluster(what)
     is_chief = strategy.plan.is_chief
     with strategy.scope():

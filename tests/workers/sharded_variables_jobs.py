@@ -24,8 +24,9 @@ def in_cluster(least_elements=1):
     Args:
         least_elements: Integer, how many elements make a variable large.
     """
+    strategy = sharded_jobs.in_cluster(VARIABLES)
     parts.LEAST_ELEMENTS = least_elements
-    return sharded_jobs.in_cluster(VARIABLES)
+    return strategy
 
 
 def train_case(name):

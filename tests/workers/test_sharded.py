@@ -142,14 +142,12 @@ def test_other_variables_on_a_worker_are_an_error():
         launched(sharded_jobs.different_variables, (2, 1), VARIABLES)
 
 
-@shards_variables
 @pytest.mark.parametrize("way", ["swapped", "read", "saved", "assigned alone"])
 def test_workers_that_are_apart_are_an_error_and_exchange_nothing(way):
     with pytest.raises(RuntimeError, match="all workers have to"):
         launched(sharded_jobs.apart, (2, 1), VARIABLES, way)
 
 
-@shards_variables
 def test_the_chiefs_value_is_assigned():
-    found = launched(sharded_jobs.assigned, (2, 2), VARIABLES)
+    found = launched(sharded_jobs.assigned, (2, 1), VARIABLES)
     assert found == [[5.0], [5.0]]

@@ -456,3 +456,31 @@ def test_variables_in_several_memories_are_refused(monkeypatch):
     )
     with pytest.raises(keras_dist.DeviceError, match="parameter_device=cpu:1"):
         keras_dist.CentralStorageStrategy(["cpu:0"], ["cpu:1", "cpu:2"])
+
+
+def test_initial_values_are_drawn_where_replicas_compute(monkeypatch):
+    """GPUs and CPUs draw other numbers from the same seed."""
+    from keras_dist_torch.keras_internals import device_scope
+
+    drawn = []
+
+    class Own(keras.initializers.Initializer):
+        def __call__(self, shape, dtype=None):
+            drawn.append(device_scope())
+            return keras.random.normal(shape, dtype=dtype, seed=1)
+
+    plan_of = keras_dist.CentralStorageStrategy(["cpu:0"], "cpu:1")
+    executor = plan_of.executor
+    # A device that this machine has, by a name that tells it from the CPU.
+    monkeypatch.setattr(executor, "_devices", [torch.device("cpu", 0)])
+    with plan_of.scope():
+        layer = keras.layers.Dense(3, kernel_initializer=Own())
+        layer.build((None, 2))
+        alone = keras.Variable(Own(), shape=(2,))
+        assert device_scope() == "cpu"
+    assert drawn == ["cpu:0"] * 2
+    assert layer.kernel.value.device == alone.value.device
+    with plan_of.scope():
+        keras.Variable(Own(), shape=(2,))
+    keras.Variable(Own(), shape=(2,))
+    assert drawn[2:] == ["cpu:0", None]

@@ -5,10 +5,11 @@ wrong values, or wait for ever.
 """
 
 import time
+from collections.abc import Callable
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist_jax.watch import Watch
+from keras_dist.plugin.heartbeats import SignsOfLife
 
 _FOLDER = "keras_dist/meetings/"
 # Seconds. A worker that is late, and in one wait for others for so long, will
@@ -18,11 +19,17 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 
 
 class Meetings:
-    """Meetings in the table of JAX's coordinator."""
+    """Meetings on the blackboard of workers' signs of life.
 
-    def __init__(self, cluster: Cluster, watch: Watch) -> None:
+    `check` raises the error of a lost worker, if there is one.
+    """
+
+    def __init__(
+        self, cluster: Cluster, signs: SignsOfLife, check: Callable[[], None]
+    ) -> None:
         self._cluster = cluster
-        self._watch = watch
+        self._signs = signs
+        self._check = check
         self._count = 0
         # Written beside the next one: a worker may be at the next meeting, or
         # have left this one with an error, before another looks.
@@ -39,22 +46,22 @@ class Meetings:
             WorkerLostError: If another worker is lost.
         """
         self._count += 1
-        board = self._watch.board
+        board = self._signs.board
         own = f"{self._count} {what}"
         board.write(f"{_FOLDER}{self._cluster.index}", f"{own}\n{self._last}")
         self._last = own
-        self._watch.enter()
+        self._signs.enter()
         try:
             self._wait(own)
         finally:
-            self._watch.exit()
+            self._signs.exit()
 
     def _wait(self, own: str) -> None:
         pause = _FIRST_PAUSE
         waits: dict[int, tuple[str, float]] = {}
         keys = [f"{_FOLDER}{index}" for index in self._others]
         while True:
-            texts = self._watch.board.read(keys)
+            texts = self._signs.board.read(keys)
             late = []
             for index, text in zip(self._others, texts, strict=True):
                 newest, _, before = text.partition("\n")
@@ -66,10 +73,10 @@ class Meetings:
                     raise _apart(own, f"worker {index} is at {_name(theirs)}")
             if not late:
                 return
-            self._watch.check()
+            self._check()
             now = time.monotonic()
             for index in late:
-                wait = self._watch.wait_of(index)
+                wait = self._signs.wait_of(index)
                 known, since = waits.get(index, ("", now))
                 if not wait or wait != known:
                     waits[index] = wait, now

@@ -4,7 +4,7 @@ import pytest
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist_jax import meetings
+from keras_dist.plugin import meetings
 
 CLUSTER = Cluster(0, "one:1", ("one:1", "two:1"))
 
@@ -29,16 +29,17 @@ class Watch:
     def exit(self):
         self.is_in = False
 
-    def check(self):
-        """No worker is lost."""
-
     def wait_of(self, index):
         return self.wait
 
 
+def meet_by(watch):
+    return meetings.Meetings(CLUSTER, watch, lambda: None)
+
+
 def test_it_waits_for_the_other_worker():
     watch = Watch("", "1 a\n", "1 a\n", "2 b\n1 a")
-    both = meetings.Meetings(CLUSTER, watch)
+    both = meet_by(watch)
     both.meet("a")
     both.meet("b")
     own = "keras_dist/meetings/0"
@@ -47,7 +48,7 @@ def test_it_waits_for_the_other_worker():
 
 
 def test_the_other_worker_may_be_at_the_next_one_already():
-    meetings.Meetings(CLUSTER, Watch("2 b\n1 a")).meet("a")
+    meet_by(Watch("2 b\n1 a")).meet("a")
 
 
 @pytest.mark.parametrize("text", ["1 b\n", "2 c\n1 b", "2 a\n1 b"])
@@ -55,14 +56,14 @@ def test_another_name_is_an_error(text):
     """Also after the other worker has left it with an error, and met again."""
     watch = Watch("", text)
     with pytest.raises(ReplicaDivergenceError, match="at 'a', and worker 1 is"):
-        meetings.Meetings(CLUSTER, watch).meet("a")
+        meet_by(watch).meet("a")
     assert not watch.is_in
 
 
 def test_a_worker_that_is_in_one_wait_does_not_come(monkeypatch):
     monkeypatch.setattr(meetings, "_LATE", 0.05)
     with pytest.raises(ReplicaDivergenceError, match="waits for something"):
-        meetings.Meetings(CLUSTER, Watch("")).meet("a")
+        meet_by(Watch("")).meet("a")
 
 
 @pytest.mark.parametrize("waits", [[""], ["1.0", "2.0"]])
@@ -73,4 +74,4 @@ def test_a_worker_that_does_something_may_be_late(monkeypatch, waits):
     monkeypatch.setattr(
         watch, "wait_of", lambda index: waits[len(watch.texts) % len(waits)]
     )
-    meetings.Meetings(CLUSTER, watch).meet("a")
+    meet_by(watch).meet("a")

@@ -1,0 +1,99 @@
+"""Layers in a scan: each step of it gathers its own slice of a variable.
+
+A layer that reads a sharded variable gets the parts of all replicas. If it gives
+that value to a scan, with an axis for the steps in front, all slices would be
+there at once.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from keras_dist.core.context import replaced
+from keras_dist_jax import jaxprs
+from keras_dist_jax.shards import Shards
+
+_GATHERED = "keras_dist_gathered"
+
+
+class _Reads(threading.local):
+    # By the id of a value that was gathered in the step that is traced: the
+    # value, the same in parts, and how these are sharded.
+    noted: dict[int, tuple[Any, Any, Shards]] | None = None
+
+
+_reads = _Reads()
+
+
+def noting() -> Any:
+    """Returns the context in which gathered values are known to scans."""
+    return replaced(_reads, noted={})
+
+
+def note(gathered: Any, parts: Any, own: Shards) -> Any:
+    """Notes that a value was gathered from parts; returns the value."""
+    if _reads.noted is not None:
+        _reads.noted[id(gathered)] = gathered, parts, own
+    return gathered
+
+
+@functools.cache
+def install() -> None:
+    """Hooks JAX' scan, which `keras.ops.scan` calls too, for good."""
+    original = jax.lax.scan
+
+    @functools.wraps(original)
+    def scan(
+        f: Callable[..., Any],
+        init: Any,
+        xs: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        leaves, tree = jax.tree.flatten(xs)
+        noted = _reads.noted or {}
+        found = [noted.get(id(leaf)) for leaf in leaves]
+        slices = [each and each[2].of_slices() for each in found]
+        if not any(slices):
+            return original(f, init, xs, *args, **kwargs)
+        parts = [
+            each[1] if each and own else leaf
+            for leaf, each, own in zip(leaves, found, slices, strict=True)
+        ]
+
+        def step(carry: Any, x: Any) -> Any:
+            own = [
+                _gathered(part, each) if each else part
+                for part, each in zip(jax.tree.leaves(x), slices, strict=True)
+            ]
+            return f(carry, tree.unflatten(own))
+
+        # The backward pass gathers again, so that no step keeps its slice.
+        # A policy would hold inside of the user's own checkpoints, too.
+        policy = None if _has_checkpoint(f, init, xs) else _may_keep
+        again = jax.checkpoint(step, policy=policy, prevent_cse=False)
+        return original(again, init, tree.unflatten(parts), *args, **kwargs)
+
+    jax.lax.scan = scan
+
+
+def _has_checkpoint(f: Callable[..., Any], init: Any, xs: Any) -> bool:
+    """Tells whether a step computes something again in the backward pass."""
+    x = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), xs
+    )
+    return jaxprs.has_checkpoint(jax.make_jaxpr(f)(init, x))
+
+
+def _gathered(part: Any, own: Shards) -> Any:
+    gathered = jax.lax.with_sharding_constraint(own.constrained(part), own.used)
+    return checkpoint_name(gathered, _GATHERED)
+
+
+def _may_keep(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Tells whether the backward pass may use what an operation gave."""
+    return primitive.name not in ("name", "sharding_constraint")

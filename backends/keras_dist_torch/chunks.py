@@ -1,0 +1,88 @@
+"""Updates of variables in chunks, so that few bytes are in use at a time.
+
+Keras' optimizers compute with lists of tensors, and their results are as large
+as all the variables together: three times for Adam. A chunk's are not.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from keras_dist.core.packing import packs
+from keras_dist.internals.keras_internals import is_of_keras
+from keras_dist.internals.overrides import as_hook
+from keras_dist_torch.keras_internals import ParallelOptimizer
+
+# Bytes of variables that are updated together, at most, or of a larger one.
+CHUNK = 1 << 26
+# Of an optimizer: the variables that it updated last, and their chunks.
+_CHUNKS = "_keras_dist_chunks"
+
+
+@functools.cache
+def install() -> None:
+    """Hooks the update of Keras' optimizers for PyTorch, for good."""
+    ParallelOptimizer._backend_update_step = _hook_update(
+        ParallelOptimizer._backend_update_step
+    )
+
+
+@as_hook
+def _hook_update(
+    original: Any,
+    self: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[keras.Variable],
+    learning_rate: Any,
+) -> None:
+    chunks = (
+        () if torch.compiler.is_compiling() else _of(self, trainable_variables)
+    )
+    if len(chunks) < 2:
+        original(self, grads, trainable_variables, learning_rate)
+        return
+    for chunk in chunks:
+        original(
+            self,
+            [grads[index] for index in chunk],
+            [trainable_variables[index] for index in chunk],
+            learning_rate,
+        )
+
+
+def _of(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> Sequence[Sequence[int]]:
+    """Returns the indices of the variables of each chunk."""
+    key = tuple(map(id, variables))
+    known: tuple[Any, Any] = vars(optimizer).get(_CHUNKS, ((), ()))
+    if known[0] != key:
+        known = key, chunks(variables) if _may_cut(optimizer) else ()
+        vars(optimizer)[_CHUNKS] = known
+    found: Sequence[Sequence[int]] = known[1]
+    return found
+
+
+def _may_cut(optimizer: Any) -> bool:
+    """Returns whether each variable's update is its own, as Keras writes it."""
+    # Nadam's also changes a number that all variables share.
+    return is_of_keras(optimizer._parallel_update_step) and not isinstance(
+        optimizer, keras.optimizers.Nadam
+    )
+
+
+def chunks(variables: Sequence[keras.Variable]) -> Sequence[Sequence[int]]:
+    """Divides variables of strategies; others are as plain Keras has them."""
+    if any("distribute_strategy" not in vars(each) for each in variables):
+        return ()
+    sizes = [_num_bytes_here(variable.value) for variable in variables]
+    return packs([None] * len(sizes), sizes, CHUNK)
+
+
+def _num_bytes_here(value: Any) -> int:
+    # A `DTensor`, which takes long to import, has a part on this worker.
+    own = value.to_local() if hasattr(value, "to_local") else value
+    return int(own.nbytes)
