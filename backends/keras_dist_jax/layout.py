@@ -77,6 +77,8 @@ class Layout(ABC):
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Repeats each replica's value for each of its devices."""
+        if self.holders is self.devices:
+            return list(values)
         each = range(self.num_logical)
         return [value for value in values for _ in each]
 

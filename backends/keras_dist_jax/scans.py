@@ -1,8 +1,8 @@
 """Layers in a scan: each step of it gathers its own slice of a variable.
 
-A layer that reads a sharded variable gets the parts of all replicas. If it gives
-that value to a scan, with an axis for the steps in front, all slices would be
-there at once.
+A layer that reads a sharded variable gets the parts of all replicas. If it
+gives that value to a scan, with an axis for the steps in front, all slices
+would be there at once.
 """
 
 import functools

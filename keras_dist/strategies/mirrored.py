@@ -37,9 +37,10 @@ class MirroredStrategy(Strategy):
             variables of at least 1,024 elements, those of the optimizer
             included. A layer gets the whole value while it computes.
         logical_devices: Integer, the number of devices of each replica, which
-            compute its share of the batch together. `None` means 1. With 8
-            devices and `logical_devices=4`, there are 2 replicas: the first 4
-            devices, and the others.
+            compute its share of the batch together, in the steps of `fit` and
+            in a `function`; in `run` without one, the first computes. `None`
+            means 1. With 8 devices and `logical_devices=4`, there are 2
+            replicas: the first 4 devices, and the others.
         layout_map: Mapping from patterns to layouts, or a
             `keras.distribution.LayoutMap`: the variables that the logical
             devices of a replica divide. A pattern is a regular expression

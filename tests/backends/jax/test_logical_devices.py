@@ -12,6 +12,7 @@ from keras import layers
 from keras import ops
 
 import keras_dist
+from backends.jax import test_scans
 from backends.jax import test_sharded
 from keras_dist.core.plan import Cluster
 from keras_dist.plugins import Device
@@ -148,6 +149,22 @@ def test_the_numbers_of_one_device(make, optimizer, logical, count, options):
     # Adam divides by the roots of squares near zero.
     rtol = 1e-4 if optimizer == "momentum" else 1e-3
     assert_same(outcome(*found), expected, rtol)
+
+
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+def test_layers_in_a_scan(variables):
+    def trained(distributed=None):
+        if distributed is None:
+            return test_scans.outcome(test_scans.model_of(test_scans.scanned))
+        with distributed.scope():
+            model = test_scans.model_of(test_scans.scanned)
+        part = (6, 32 if variables == "sharded" else 64, 32)
+        assert part_of(model.layers[0].kernel) == part
+        return test_scans.outcome(model)
+
+    layout_map = {r".*stack(_\d+)?/kernel": (None, None, "logical")}
+    distributed = strategy(2, layout_map, variables=variables)
+    assert_same(trained(distributed), trained(), 1e-3)
 
 
 def part_of(variable):
