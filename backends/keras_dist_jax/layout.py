@@ -12,10 +12,7 @@ from typing import Protocol
 
 import jax
 import numpy as np
-from jax.sharding import AxisType
 from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
 from keras_dist.core.device import Device
@@ -27,6 +24,8 @@ from keras_dist_jax.machine import is_described
 from keras_dist_jax.machine import is_elsewhere
 from keras_dist_jax.machine import jit
 from keras_dist_jax.machine import local_devices
+from keras_dist_jax.meshes import mesh_on
+from keras_dist_jax.meshes import shardings_on
 
 # Names of the state's groups in a training step.
 _GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -221,22 +220,6 @@ class SingleLayout(Layout):
         return default_device(self.devices[0])
 
 
-def mesh_on(devices: Any, *names: str) -> Mesh:
-    """Makes a mesh with the axis "replica", and further ones, of devices."""
-    axes = ("replica", *names)
-    return Mesh(
-        np.array(devices), axes, axis_types=(AxisType.Auto,) * len(axes)
-    )
-
-
-def _shardings(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
-    """Returns the shardings of arrays that are whole on each device, or cut."""
-    return (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec("replica")),
-    )
-
-
 class MeshLayout(Layout):
     """State on each of several devices, with batches cut over them."""
 
@@ -245,7 +228,7 @@ class MeshLayout(Layout):
     def __init__(
         self, devices: Sequence[Any], mesh: Mesh | None = None
     ) -> None:
-        whole, cut = _shardings(mesh_on(devices) if mesh is None else mesh)
+        whole, cut = shardings_on(mesh_on(devices) if mesh is None else mesh)
         super().__init__(devices, whole)
         self.cut = cut
         self.one_at_a_time = devices[0].platform == "cpu"
@@ -310,7 +293,7 @@ class WideLayout(MeshLayout):
         if len(own) == 1:
             self.sharding = SingleDeviceSharding(own[0])
         everyones = [device for each in devices for device in each]
-        self.whole, self.cut = _shardings(mesh_on(everyones))
+        self.whole, self.cut = shardings_on(mesh_on(everyones))
         self.num_replicas = len(devices) * len(own)
         self.first = worker * len(own)
         self._num_workers = len(devices)

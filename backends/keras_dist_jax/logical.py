@@ -14,7 +14,7 @@ from keras_dist.plugin.powers import UsesLogicalDevices
 from keras_dist_jax import sharded_steps
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import StepFn
-from keras_dist_jax.layout import mesh_on
+from keras_dist_jax.meshes import mesh_on
 from keras_dist_jax.scatters import with_whole_rows
 from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.tracing import current_trace
