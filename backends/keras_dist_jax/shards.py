@@ -71,7 +71,9 @@ class Shards:
             parts[axis] //= layout.num_logical
         mesh = layout.whole.mesh
         # The sharding of the value that a layer computes with.
-        self.used = NamedSharding(mesh, PartitionSpec(*spec))
+        self.used = layout.whole
+        if divided:
+            self.used = NamedSharding(mesh, PartitionSpec(*spec))
         if self._axis is not None:
             spec[self._axis] = "replica"
             parts[self._axis] = -(-of_array[self._axis] // count)
