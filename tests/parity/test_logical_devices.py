@@ -1,5 +1,6 @@
 """`fit` gives one device's numbers where replicas have two logical devices."""
 
+import functools
 import math
 
 import pytest
@@ -19,9 +20,9 @@ pytestmark = pytest.mark.only_on(
 CASES = [case for case in cases.CASES if BACKEND in case.backends]
 
 
-def divided(num_replicas):
+def divided(num_replicas, variables="mirrored"):
     return keras_dist.MirroredStrategy(
-        devices(2 * num_replicas), logical_devices=2
+        devices(2 * num_replicas), logical_devices=2, variables=variables
     )
 
 
@@ -48,3 +49,10 @@ def all_are_divided(monkeypatch):
 def test_same_numbers(case):
     """On two replicas, whose shares of a batch are unequal."""
     assert_same(train(case, 2, divided), plain(case), case.rtol)
+
+
+@pytest.mark.usefixtures("all_are_divided", "all_are_large")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_same_numbers_where_replicas_divide_the_rest(case):
+    make = functools.partial(divided, variables="sharded")
+    assert_same(train(case, 2, make), plain(case), case.rtol)
