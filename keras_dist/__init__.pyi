@@ -32,6 +32,8 @@ from .errors import UnsupportedKerasError
 from .errors import UnsupportedModelError
 from .errors import VirtualDevicesError
 from .errors import WorkerLostError
+from .fit.workers.sharded_checkpoint import restore_sharded
+from .fit.workers.sharded_checkpoint import save_sharded
 from .inputs.dataset import DistributedDataset
 from .inputs.feed_choice import AutoShardPolicy
 from .inputs.iterator import DistributedIterator
@@ -117,6 +119,8 @@ __all__ = [
     "launch",
     "list_devices",
     "print",
+    "restore_sharded",
+    "save_sharded",
     "scale_regularization_loss",
     "scan_steps",
     "set_virtual_devices",

@@ -55,6 +55,8 @@ PUBLIC = {
         "launch",
         "list_devices",
         "print",
+        "restore_sharded",
+        "save_sharded",
         "scale_regularization_loss",
         "scan_steps",
         "set_virtual_devices",

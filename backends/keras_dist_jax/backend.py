@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +24,13 @@ from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import HasLogicalDevices
 from keras_dist.plugin.powers import HasTPUs
+from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
+from keras_dist_jax import checkpoints
 from keras_dist_jax import joining
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import runtime_internals
@@ -67,6 +70,7 @@ class JaxBackend(
     Differentiates,
     HasLogicalDevices,
     HasTPUs,
+    SavesParts,
     ShardsVariables,
 ):
     """JAX on the devices of its default platform, and on the CPU's."""
@@ -211,6 +215,29 @@ class JaxBackend(
         assert machine is not None
         noted, machine.noted[:] = list(machine.noted), []
         return [compiled_program(each, machine) for each in noted]
+
+    def check_saving(self) -> None:
+        checkpoints.load_orbax()
+
+    def save_parts(
+        self,
+        model: keras.Model,
+        executor: Executor | None,
+        variables: Mapping[str, keras.Variable],
+        folder: str,
+    ) -> None:
+        assert executor is None or isinstance(executor, JaxExecutor)
+        checkpoints.save(model, executor, variables, folder)
+
+    def restore_parts(
+        self,
+        model: keras.Model,
+        executor: Executor | None,
+        variables: Mapping[str, keras.Variable],
+        folder: str,
+    ) -> None:
+        assert executor is None or isinstance(executor, JaxExecutor)
+        checkpoints.restore(model, executor, variables, folder)
 
     def compiler(self) -> Compiler:
         return self._plain_compiler

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
@@ -36,7 +38,7 @@ from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(Backend, Differentiates, ShardsVariables):
+class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
     """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
 
     has_shards_on_devices = False
@@ -122,6 +124,32 @@ class TorchBackend(Backend, Differentiates, ShardsVariables):
         # Another worker may have more GPUs, or fewer.
         for index, own in enumerate(gpus[: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(own, index)
+
+    def check_saving(self) -> None:
+        pass  # PyTorch has all that it takes
+
+    def save_parts(
+        self,
+        model: keras.Model,
+        executor: Executor | None,
+        variables: Mapping[str, keras.Variable],
+        folder: str,
+    ) -> None:
+        # Late, because DTensor takes long to import.
+        from keras_dist_torch import checkpoints
+
+        checkpoints.save(executor, variables, folder)
+
+    def restore_parts(
+        self,
+        model: keras.Model,
+        executor: Executor | None,
+        variables: Mapping[str, keras.Variable],
+        folder: str,
+    ) -> None:
+        from keras_dist_torch import checkpoints
+
+        checkpoints.restore(variables, folder)
 
     def compiler(self) -> TorchCompiler:
         return self._compiler

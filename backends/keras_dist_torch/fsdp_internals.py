@@ -8,7 +8,7 @@ It is apart from `torch_internals`, because importing these takes long.
 | `_get_module_fsdp_state` | which layers are sharded, and by which model |
 | `FSDPState._lazy_init` | the model is the root, whatever is called first |
 | `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
-| `FSDPState._fsdp_param_groups` | a failed step leaves layers whole |
+| `FSDPState._fsdp_param_group` and `s` | a failed step leaves layers whole |
 | `post_forward_order`, `_post_forward_indices` | predictions fill them |
 | `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
 
@@ -66,10 +66,17 @@ def reset(module: torch.nn.Module) -> None:
         root._reset_iter_state()
         return
     for state in _states_in(module):
-        for group in state._fsdp_param_groups:
+        for group in _groups_of(state):
             group.reshard()
         state._training_state = type(state._training_state).IDLE
         state._is_root = None
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Returns what a sharded module gathers together."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [group for group in [state._fsdp_param_group] if group is not None]
 
 
 def forget_order(module: torch.nn.Module, *_: Any) -> None:
@@ -81,7 +88,7 @@ def forget_order(module: torch.nn.Module, *_: Any) -> None:
         return
     for state in state_of(module)._state_ctx.all_states:
         state._comm_ctx.post_forward_order.clear()
-        for group in state._fsdp_param_groups:
+        for group in _groups_of(state):
             group._post_forward_indices.clear()
 
 

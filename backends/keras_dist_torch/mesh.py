@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -22,7 +23,7 @@ def mesh_of(workers: TorchWorkers, device_type: str) -> DeviceMesh:
     dist.Backend.register_backend(
         _NAME, lambda *_: workers.group, devices=["cpu", "cuda"]
     )
-    with _no_default_group():
+    with _no_default_group(), _same_excepthook():
         dist.init_process_group(
             _NAME,
             store=dist.PrefixStore("keras_dist/mesh", workers.store),
@@ -44,3 +45,17 @@ def _no_default_group() -> Iterator[None]:
         yield
     finally:
         GroupMember.WORLD = before
+
+
+@contextlib.contextmanager
+def _same_excepthook() -> Iterator[None]:
+    """Puts the hook for uncaught errors back at the end.
+
+    That of PyTorch keeps what is printed until ours returns, which ends the
+    process if a worker is lost.
+    """
+    before = sys.excepthook
+    try:
+        yield
+    finally:
+        sys.excepthook = before

@@ -20,6 +20,7 @@ from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
 from keras_dist.fit.workers import together
+from keras_dist.fit.workers.backup_parts import refuse_parts
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
@@ -215,6 +216,8 @@ class Binding:
             agree = None
             executor = self.strategy.executor
             workers = executor.workers
+            if workers is None and name == "fit":
+                refuse_parts(kwargs.get("callbacks"))
             if workers is not None and not each_batch:
                 entry = Entry(name, model, executor, args, kwargs)
                 call, agree = entry.run, entry.agree

@@ -3,6 +3,7 @@
 import contextlib
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,6 +100,39 @@ class CompilesForTargets(ABC):
         The executor is one that was made in the context. Raises
         `UnsupportedModelError` if programs have been traced before.
         """
+
+
+class SavesParts(ABC):
+    """A `Backend` that saves variables in parts, each worker its own.
+
+    All workers call its methods together, with the same variables.
+    """
+
+    @abstractmethod
+    def check_saving(self) -> None:
+        """Raises `UnsupportedBackendError` if a package is missing."""
+
+    @abstractmethod
+    def save_parts(
+        self,
+        model: keras.Model,
+        executor: Executor | None,
+        variables: Mapping[str, keras.Variable],
+        folder: str,
+    ) -> None:
+        """Writes variables, by name, to an empty folder. The executor is that
+        of the model, or `None` for a model of no strategy."""
+
+    @abstractmethod
+    def restore_parts(
+        self,
+        model: keras.Model,
+        executor: Executor | None,
+        variables: Mapping[str, keras.Variable],
+        folder: str,
+    ) -> None:
+        """Sets variables to what `save_parts` wrote, in any place; their
+        shapes and dtypes have been compared."""
 
 
 class UpdatesParts(ABC):

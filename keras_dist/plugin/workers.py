@@ -110,6 +110,23 @@ class Workers(ABC):
     def concatenate(self, tensor: Any, axis: int) -> Any:
         """Concatenates the workers' tensors, which may differ along `axis`."""
 
+    def meet(self, what: str) -> None:
+        """Waits for all workers, which have to come for the same.
+
+        Backends that can't tell do nothing."""
+
+    def check_all(self, error: Exception | None, what: str) -> None:
+        """Raises an error of this worker, or a `ClusterError` for one of
+        another worker, if any had one when it did the same."""
+        failed = self.concatenate_numbers([int(error is not None)])
+        if error is not None:
+            raise error
+        if any(failed):
+            raise ClusterError(
+                f"Worker {failed.index(1)} could not {what}, and says why in "
+                "its own error."
+            )
+
     def explain(self, error: BaseException) -> BaseException:
         """Returns the `WorkerLostError` that caused an error, else the
         error."""

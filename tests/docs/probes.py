@@ -138,6 +138,21 @@ def evaluate_predict_and_save(folder):
     return YES
 
 
+def saves_in_parts(folder):
+    with mirrored().scope():
+        model, again = _model(jit_compile=False), _model(jit_compile=False)
+    again.set_weights([0 * weight for weight in model.get_weights()])
+    try:
+        keras_dist.save_sharded(model, folder / "parts")
+    except keras_dist.UnsupportedModelError:
+        return REFUSED
+    keras_dist.restore_sharded(again, folder / "parts")
+    np.testing.assert_array_equal(
+        again.get_weights()[0], model.get_weights()[0]
+    )
+    return YES
+
+
 def jit_compile():
     class Counted(keras.layers.Layer):
         def call(self, x):
@@ -343,6 +358,7 @@ PROBES = {
     "`TPUStrategy` on a TPU": tpus,
     "virtual CPU devices that are separate devices": devices_of_their_own,
     "`evaluate`, `predict`, `save`": evaluate_predict_and_save,
+    "`save_sharded`, `restore_sharded`": saves_in_parts,
     "`compile(jit_compile=True)`": jit_compile,
     "`compile(steps_per_execution=2)`": steps_per_execution,
     "your own `train_step(self, data)` in `fit`": own_train_step,

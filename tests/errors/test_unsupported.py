@@ -250,3 +250,15 @@ def test_float8_in_a_replica_function():
         keras_dist.UnsupportedModelError, match="overwritten with its gradient"
     ):
         strategy.run(step, (batch,))
+
+
+@pytest.mark.only_on("tensorflow", reason="Others save in parts.")
+def test_checkpoints_in_parts(tmp_path):
+    with scope(2):
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    for call in keras_dist.save_sharded, keras_dist.restore_sharded:
+        with pytest.raises(
+            keras_dist.UnsupportedModelError, match="model.save_weights"
+        ):
+            call(model, tmp_path / "checkpoint")
+    assert not [*tmp_path.iterdir()]

@@ -35,7 +35,7 @@ DIVIDED = {"TESTS_DIVIDED": "one"}
 FULL = {"KERAS_DIST_ORIGINAL": "1"}
 # What a package of each backend's extras would be used with.
 PYTEST = ("-P", "-m", "pytest")
-ALSO = {"tensorflow": ("tensorboard",)}
+ALSO = {"jax": ("orbax-checkpoint",), "tensorflow": ("tensorboard",)}
 
 
 @dataclasses.dataclass(frozen=True)

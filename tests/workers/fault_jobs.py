@@ -5,6 +5,7 @@ trains steps for ever, prints one line for each, and at PLACE (`start`, `step`,
 `validation`, `saving`, or `nowhere`) prints `here` and waits to be killed or
 stopped. With `loop`, or `end of loop` for one that stops, it trains in a loop
 of a compiled function, and prints `kept` if an error leaves variables alone.
+With `parts`, or `in parts` for one that stops, it saves twice to CHECKPOINT.
 """
 
 import os
@@ -18,6 +19,7 @@ import keras
 import numpy as np
 
 import keras_dist
+from keras_dist.plugin.backend import get_backend
 
 
 class Harm(keras.callbacks.Callback):
@@ -46,10 +48,14 @@ def main(place, seconds):
     print("imported", flush=True)
     sys.stdin.readline()
     harm = Harm(place)
+    options = keras_dist.experimental.CommunicationOptions(
+        timeout_seconds=seconds
+    )
+    if place.endswith("parts"):
+        save_in_parts(options, harm if place != "parts" else None)
+        return
     strategy = keras_dist.MultiWorkerMirroredStrategy(
-        communication_options=keras_dist.experimental.CommunicationOptions(
-            timeout_seconds=seconds
-        )
+        communication_options=options
     )
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -113,6 +119,33 @@ def loop(strategy, model, harm):
             print("kept" if np.array_equal(after, before) else after)
             raise
         print("step", flush=True)
+
+
+def save_in_parts(options, harm):
+    """Saves ones and then twos; `harm` stops while twos are saved."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy(
+        variables="sharded", communication_options=options
+    )
+    with strategy.scope():
+        model = wide_model()
+    path = os.environ["CHECKPOINT"]
+    set_all(model, 1)
+    keras_dist.save_sharded(model, path)
+    set_all(model, 2)
+    if harm is not None:
+        backend = type(get_backend())
+        backend.save_parts = lambda *args: harm._reach("in parts")
+    keras_dist.save_sharded(model, path)
+
+
+def wide_model():
+    """A model with a variable that is large."""
+    return keras.Sequential([keras.Input((64,)), keras.layers.Dense(65)])
+
+
+def set_all(model, number):
+    for variable in model.variables:
+        variable.assign(np.full(variable.shape, number))
 
 
 if __name__ == "__main__":

@@ -179,6 +179,13 @@ def apart(what, way):
             )
         )
         fit(model, callbacks=[saves])
+    elif way == "saved in parts":
+        saves = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: (
+                is_chief and keras_dist.save_sharded(model, "/never/parts")
+            )
+        )
+        fit(model, callbacks=[saves])
     elif way == "assigned alone" and is_chief:
         first.assign(np.full((4, 4), 5.0))
     elif way == "assigned alone":

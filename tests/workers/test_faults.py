@@ -6,9 +6,12 @@ import socket
 
 import pytest
 
+import keras_dist
 from conformance.contract import contract
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.launch.addresses import free_addresses
+from workers import fault_jobs
+from workers.faults import ONE_CPU
 from workers.faults import Worker
 from workers.faults import assert_names
 from workers.faults import go
@@ -56,6 +59,33 @@ def test_the_chief_is_killed_while_it_saves(start):
     status, _ = other.end()
     assert_names(other, 0)
     assert status == RESTART_EXIT_CODE
+
+
+@pytest.mark.only_on("jax", "torch", reason="TensorFlow has no parts.")
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_while_parts_are_saved(start, victim, tmp_path):
+    """What was saved before is whole."""
+    path = tmp_path / "checkpoint"
+    addresses = free_addresses(2)
+    variables = {**ONE_CPU, "CHECKPOINT": str(path)}
+    workers = [
+        start(
+            index,
+            addresses,
+            "in parts" if index == victim else "parts",
+            variables=variables,
+        )
+        for index in range(2)
+    ]
+    go(*workers)
+    workers[victim].wait_for("here")
+    workers[victim].process.send_signal(signal.SIGKILL)
+    status, _ = workers[1 - victim].end()
+    assert_names(workers[1 - victim], victim)
+    assert status == RESTART_EXIT_CODE
+    model = fault_jobs.wide_model()
+    keras_dist.restore_sharded(model, path)
+    assert all((weight == 1).all() for weight in model.get_weights())
 
 
 @pytest.mark.runs_on("jax", "torch")

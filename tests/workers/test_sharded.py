@@ -142,7 +142,10 @@ def test_other_variables_on_a_worker_are_an_error():
         launched(sharded_jobs.different_variables, (2, 1), VARIABLES)
 
 
-@pytest.mark.parametrize("way", ["swapped", "read", "saved", "assigned alone"])
+WAYS = ["swapped", "read", "saved", "saved in parts", "assigned alone"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_workers_that_are_apart_are_an_error_and_exchange_nothing(way):
     with pytest.raises(RuntimeError, match="all workers have to"):
         launched(sharded_jobs.apart, (2, 1), VARIABLES, way)

@@ -1,9 +1,11 @@
 """`keras.callbacks.BackupAndRestore` on several workers.
 
-The chief saves. All go on from its backup at the same step, with the same
-weights, seeds and random states, so that data is shuffled as without a stop.
+The chief saves, or each worker its parts of sharded variables. All go on from
+the backup at the same step, with the same weights, seeds and random states, so
+that data is shuffled as without a stop.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,6 +16,7 @@ from typing import Any
 import keras
 
 from keras_dist.fit.workers import state_file
+from keras_dist.fit.workers.backup_parts import PartsBackup
 from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
@@ -39,10 +42,17 @@ class Restore(keras.callbacks.Callback):
         super().__init__()
         self._workers = workers
         self._paths = Paths(callback.backup_dir)
+        self._parts = PartsBackup(self._paths.folder, workers)
+        # Where to save parts; `None` if the chief saves all.
+        self.parts: PartsBackup | None = None
         # Notes of the restored backup, such as its epoch and step.
         self.notes: dict[str, Any] = {}
         # The iterator of `fit`, if it shuffles its data.
         self.shuffled: Any = None
+
+    def remove_parts(self) -> None:
+        """Removes a backup in parts that is older than the chief's file."""
+        self._parts.remove()
 
     def note_shuffled(self, iterator: Any) -> None:
         """Notes the iterator that `fit` has made of its data."""
@@ -59,7 +69,10 @@ class Restore(keras.callbacks.Callback):
         paths = self._paths
         if self._workers.cluster.is_chief:
             paths.restore_previous()
-        notes = state_file.restore_state(model, paths.latest, self._workers)
+        notes = self._parts.restore(model)
+        if notes is None:
+            notes = state_file.restore_state(model, paths.latest, self._workers)
+        self.parts = self._parts if self._parts.is_for(model) else None
         if notes is not None and "epoch" not in notes:
             notes = {"epoch": paths.epoch_of_keras(), "step": 0}
         self.notes = notes or {}
@@ -165,13 +178,29 @@ class Save(keras.callbacks.Callback):
     def _save(self, epoch: int, step: int) -> None:
         # On every worker: on JAX, reading `model` writes its state back.
         model = self.model
+        parts = self._restore.parts
+        if parts is not None:
+            # Each worker reads, because what it reads may be in parts.
+            parts.save(model, self._notes(epoch, step))
+            if self._is_chief:
+                self._paths.remove()
+            return
         with readable_by_chief(model):
             if self._is_chief:
                 self._write(model, epoch, step)
 
     def _write(self, model: keras.Model, epoch: int, step: int) -> None:
+        self._paths.make(self._keeps_previous)
+        notes = self._notes(epoch, step)
+        state_file.write_state(model, self._paths.latest, notes)
+        self._paths.write_for_keras(epoch, step)
+        self._restore.remove_parts()
+
+    def _notes(self, epoch: int, step: int) -> dict[str, Any]:
+        """Returns what a backup says beside the values of variables."""
+        model = self.model
         shuffled = self._restore.shuffled
-        notes = {
+        return {
             "epoch": epoch,
             "step": step,
             "shuffle": None if shuffled is None else shuffling_epoch(shuffled),
@@ -180,9 +209,6 @@ class Save(keras.callbacks.Callback):
             "metrics": state_file.metric_values(model) if step else [],
             "rates": [float(rate) for rate in learning_rates(model)],
         }
-        self._paths.make(self._keeps_previous)
-        state_file.write_state(model, self._paths.latest, notes)
-        self._paths.write_for_keras(epoch, step)
 
 
 class Paths:
@@ -210,6 +236,12 @@ class Paths:
     def write_for_keras(self, epoch: int, step: int) -> None:
         with written_beside(self._metadata) as beside, open(beside, "w") as f:
             json.dump({"epoch": epoch, "batch": step}, f)
+
+    def remove(self) -> None:
+        """Removes files that are older than a backup in parts."""
+        for path in self.latest, self._previous, self._metadata:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
 
     def epoch_of_keras(self) -> int:
         if not os.path.exists(self._metadata):

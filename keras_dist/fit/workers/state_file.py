@@ -61,7 +61,7 @@ def restore_state(
     notes: dict[str, Any] | None = json.loads(text)
     if notes is None:
         return None
-    _build_optimizer(model)
+    build_optimizer(model)
     with written_by_chief(model):
         if is_chief:
             type(model).load_weights(model, path)
@@ -112,7 +112,7 @@ def _read_notes(path: str) -> dict[str, Any]:
         return notes
 
 
-def _build_optimizer(model: keras.Model) -> None:
+def build_optimizer(model: keras.Model) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or optimizer.built:
         return

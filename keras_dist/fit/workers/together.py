@@ -91,7 +91,7 @@ def take_chiefs_values(
     ]
     if not chosen:
         return
-    _check_alike(chosen, workers)
+    check_alike(chosen, workers)
     values = workers.broadcast([keras_internals.value_of(v) for v in chosen])
     for variable, value in zip(chosen, values, strict=True):
         setattr(variable, _TAKEN, True)
@@ -145,7 +145,7 @@ def raise_explained(error: BaseException, workers: Workers | None) -> None:
         raise explained from error
 
 
-def _check_alike(variables: Sequence[keras.Variable], workers: Workers) -> None:
+def check_alike(variables: Sequence[keras.Variable], workers: Workers) -> None:
     described = [[v.path, list(v.shape), v.dtype] for v in variables]
     code = zlib.crc32(repr([each[1:] for each in described]).encode()) >> 1
     everyone = workers.concatenate_numbers([len(variables), code])

@@ -1,0 +1,160 @@
+"""Checkpoints in parts, by orbax.
+
+A sharded array is written with the zeros behind it, of which there may be more
+or fewer on another number of devices: what is read is cut or filled.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from keras_dist.errors import UnsupportedBackendError
+from keras_dist.replica.on_read import SyncOnReadVariable
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import shards
+from keras_dist_jax.executor import JaxExecutor
+
+_ARRAYS = "arrays"
+
+
+def load_orbax() -> Any:
+    """Imports orbax, which takes a second."""
+    try:
+        import orbax.checkpoint as orbax
+    except ModuleNotFoundError as error:
+        raise UnsupportedBackendError(
+            "On JAX, checkpoints in parts are written by orbax. Received: the "
+            f"module '{error.name}' is not installed. Install it with "
+            "`pip install 'keras-dist[sharded-checkpoints]'`."
+        ) from error
+    return orbax
+
+
+def save(
+    model: keras.Model,
+    executor: JaxExecutor | None,
+    variables: Mapping[str, keras.Variable],
+    folder: str,
+) -> None:
+    """Writes variables, each worker what its devices have."""
+    orbax = load_orbax()
+    _sync(model)
+    arrays = {
+        name: _array_of(variable, executor)
+        for name, variable in variables.items()
+    }
+    with _alone(executor), _checkpointer(orbax) as checkpointer:
+        checkpointer.save(_path(folder), args=orbax.args.PyTreeSave(arrays))
+
+
+def restore(
+    model: keras.Model,
+    executor: JaxExecutor | None,
+    variables: Mapping[str, keras.Variable],
+    folder: str,
+) -> None:
+    """Sets variables, of which each worker reads what its devices keep."""
+    orbax = load_orbax()
+    _sync(model)
+    wanted = {
+        name: _wanted(variable, executor)
+        for name, variable in variables.items()
+    }
+    args = orbax.args.PyTreeRestore(
+        item=dict.fromkeys(wanted, 0),
+        restore_args={
+            name: orbax.ArrayRestoreArgs(
+                sharding=each.sharding,
+                global_shape=each.shape,
+                dtype=each.dtype,
+                strict=False,
+            )
+            for name, each in wanted.items()
+        },
+        partial_restore=True,
+    )
+    with _alone(executor), _checkpointer(orbax) as checkpointer:
+        arrays = checkpointer.restore(_path(folder), args=args)
+    for name, variable in variables.items():
+        _set(variable, arrays[name], executor)
+
+
+def _path(folder: str) -> str:
+    return os.path.join(folder, _ARRAYS)
+
+
+def _checkpointer(orbax: Any) -> Any:
+    return orbax.Checkpointer(orbax.PyTreeCheckpointHandler())
+
+
+def _sync(model: keras.Model) -> None:
+    """Has variables keep their newest values, also inside of `fit`."""
+    for name in internals.SYNCS:
+        getattr(model, name)()
+
+
+@contextlib.contextmanager
+def _alone(executor: JaxExecutor | None) -> Iterator[None]:
+    """Lets no program run inside but orbax', in which workers wait."""
+    if executor is None:
+        yield
+        return
+    with executor.gate.lock:
+        executor.gate.settle(None)
+        yield
+
+
+def _is_stored_in_parts(variable: keras.Variable) -> bool:
+    # The array of a scalar has one axis more.
+    return shards.is_sharded(variable) and len(variable.shape) > 0
+
+
+def _array_of(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
+    """Returns the array to write, on the devices of all workers."""
+    if _is_stored_in_parts(variable):
+        return shards.stored(variable)
+    array = internals.array_of(variable)
+    if array is None or isinstance(variable, SyncOnReadVariable):
+        array = variable.value
+    if executor is None or not executor.layout.is_wide:
+        return array
+    return executor.layout.widen(executor.layout.place(array))
+
+
+def _wanted(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
+    """Describes the array to read: its shape, dtype and sharding."""
+    if _is_stored_in_parts(variable):
+        array = shards.stored(variable)
+        return jax.ShapeDtypeStruct(
+            array.shape, array.dtype, sharding=array.sharding
+        )
+    if executor is not None and executor.layout.is_wide:
+        sharding = executor.layout.whole
+    else:
+        sharding = _array_of(variable, executor).sharding
+    return jax.ShapeDtypeStruct(
+        variable.shape, variable.dtype, sharding=sharding
+    )
+
+
+def _set(
+    variable: keras.Variable, array: Any, executor: JaxExecutor | None
+) -> None:
+    if _is_stored_in_parts(variable):
+        shards.set_array(variable, array)
+        return
+    if executor is not None:
+        array = executor.layout.narrow(array)
+    if shards.is_sharded(variable):
+        own = shards.shards_of(variable)
+        shards.set_array(variable, own.put(np.asarray(array)))
+    elif isinstance(variable, SyncOnReadVariable):
+        variable.assign(array)
+    else:
+        keras.Variable.assign(variable, array)

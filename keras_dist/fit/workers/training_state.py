@@ -1,0 +1,142 @@
+"""A model's training state, saved and restored in parts by all workers."""
+
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.fit.plain_models import strategy_of
+from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
+from keras_dist.fit.workers.matching import Groups
+from keras_dist.fit.workers.matching import described
+from keras_dist.fit.workers.matching import key
+from keras_dist.fit.workers.matching import matched
+from keras_dist.fit.workers.state_file import build_optimizer
+from keras_dist.fit.workers.together import check_alike
+from keras_dist.fit.workers.together import raise_explained
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.powers import SavesParts
+
+_BACKEND, _VARIABLES, _NOTES = "backend", "variables", "notes"
+_MODEL = "model"
+
+
+class TrainingState:
+    """The state of a model, who keeps it, and where it is saved."""
+
+    def __init__(self, model: keras.Model, path: Any) -> None:
+        self._model = model
+        self._power = _power()
+        strategy = strategy_of(model)
+        self._executor: Executor | None = getattr(strategy, "executor", None)
+        self._workers = getattr(self._executor, "workers", None)
+        self._folder = CheckpointFolder(path, self._workers)
+        if not model.built:
+            raise ValueError(
+                "Only a model with variables can be saved and restored. "
+                f"Received: model '{model.name}', which is not built. Build "
+                "it with `model.build(input_shape)`, or call it on a batch."
+            )
+        if self._workers is not None:
+            self._workers.meet("save_sharded or restore_sharded")
+        self._groups = _groups(model)
+        if self._workers is not None:
+            every = [v for group in self._groups.values() for v in group]
+            check_alike(every, self._workers)
+
+    def save(self, notes: Mapping[str, Any] | None = None) -> None:
+        """Saves the state, with the chief's JSON notes."""
+        parts = self._folder.make_parts()
+        named = {
+            key(group, position): variable
+            for group, variables in self._groups.items()
+            for position, variable in enumerate(variables)
+        }
+        with self._explained():
+            self._power.save_parts(self._model, self._executor, named, parts)
+        index = {
+            _BACKEND: keras.backend.backend(),
+            _VARIABLES: {
+                group: [*map(described, variables)]
+                for group, variables in self._groups.items()
+            },
+            _NOTES: dict(notes or {}),
+        }
+        self._folder.commit(parts, index)
+
+    def restore(self) -> dict[str, Any]:
+        """Restores the state, and returns the notes."""
+        index, parts = self._folder.read()
+        backend, theirs = keras.backend.backend(), index[_BACKEND]
+        if theirs != backend:
+            raise ValueError(
+                "A checkpoint in parts is for the backend that saved it. "
+                f"Received: path='{self._folder.path}', of the backend "
+                f"'{theirs}'. Expected: a checkpoint of '{backend}', or "
+                f"KERAS_BACKEND={theirs}. `model.save_weights` saves for all "
+                "backends."
+            )
+        saved = index[_VARIABLES]
+        if set(self._groups) == {_MODEL}:  # without an optimizer
+            saved = {_MODEL: saved[_MODEL]}
+        named = matched(self._groups, saved)
+        with self._explained():
+            self._power.restore_parts(self._model, self._executor, named, parts)
+        notes: dict[str, Any] = index[_NOTES]
+        return notes
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Names a lost worker if that is why something fails inside."""
+        try:
+            yield
+        except Exception as error:
+            raise_explained(error, self._workers)
+            raise
+
+
+def _power() -> SavesParts:
+    backend = get_backend()
+    if not isinstance(backend, SavesParts):
+        raise UnsupportedModelError(
+            f"The backend '{keras.backend.backend()}' keeps each variable "
+            "whole, and saves it whole. Received: `save_sharded` or "
+            "`restore_sharded`. Expected: `model.save_weights` and "
+            "`model.load_weights`, or the backend 'jax' or 'torch', chosen "
+            "with KERAS_BACKEND."
+        )
+    backend.check_saving()
+    return backend
+
+
+def _groups(model: keras.Model) -> Groups:
+    """Returns a model's variables but for metrics, in groups."""
+    build_optimizer(model)
+    metrics = keras_internals.all_metrics(model)
+    left_out = {id(v) for metric in metrics for v in metric.variables}
+    groups: Groups = {_MODEL: list(model.variables)}
+    for name, optimizer in _optimizers(model).items():
+        groups[name] = list(optimizer.variables)
+    for group, variables in groups.items():
+        own = {id(v): v for v in variables if id(v) not in left_out}
+        left_out.update(own)
+        groups[group] = list(own.values())
+    return groups
+
+
+def _optimizers(model: keras.Model) -> dict[str, Any]:
+    """Returns a model's optimizers, also those of a step of its own."""
+    found = {}
+    compiled = getattr(model, "optimizer", None)
+    if compiled is not None:
+        found["optimizer"] = compiled
+    for name, value in vars(model).items():
+        is_other = isinstance(value, keras.optimizers.Optimizer)
+        if is_other and value is not compiled:
+            found[name] = value
+    return found

@@ -1,0 +1,338 @@
+"""Checkpoints in parts: saved on some devices, and gone on with on others."""
+
+import builtins
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_dist
+from keras_dist.errors import UnsupportedBackendError
+from keras_dist.plugin.backend import get_backend
+from parity.harness import assert_same
+from parity.harness import central
+from parity.harness import scope
+from parity.harness import set_initial_weights
+from parity.harness import sharded_variables
+from sharded import saving_script
+from sharded.helpers import SHARDS_VARIABLES
+from sharded.helpers import adam
+from sharded.helpers import compiled
+from sharded.helpers import fit
+from sharded.helpers import mirrored
+from sharded.helpers import network
+from sharded.helpers import sharded
+from sharded.helpers import shards
+from sharded.helpers import state_of
+
+pytestmark = [shards, pytest.mark.usefixtures("all_are_large")]
+
+PLACES = {
+    "plain": (None, mirrored),
+    "mirrored_2": (2, mirrored),
+    "central_2": (2, central),
+    "sharded_2": (2, sharded),
+    "sharded_3": (3, sharded),
+    "variables_2": (2, sharded_variables),
+    "variables_3": (3, sharded_variables),
+}
+WAYS = [
+    ("plain", "plain"),
+    ("mirrored_2", "plain"),
+    ("plain", "sharded_2"),
+    ("sharded_2", "sharded_3"),
+    ("sharded_3", "mirrored_2"),
+    ("central_2", "sharded_2"),
+    ("mirrored_2", "central_2"),
+]
+if SHARDS_VARIABLES:
+    WAYS += [
+        ("variables_2", "variables_2"),
+        ("variables_2", "variables_3"),
+        ("variables_3", "variables_2"),
+        ("variables_3", "plain"),
+        ("plain", "variables_3"),
+        ("variables_2", "mirrored_2"),
+        ("sharded_2", "variables_3"),
+    ]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "checkpoint"
+
+
+def trained(place="sharded_2"):
+    model = compiled(*PLACES[place])
+    fit(model)
+    return model
+
+
+@pytest.mark.parametrize(("saved", "restored"), WAYS)
+def test_training_goes_on_elsewhere(saved, restored, path):
+    model = trained(saved)
+    keras_dist.save_sharded(model, path)
+    again = compiled(*PLACES[restored])
+    keras_dist.restore_sharded(again, path)
+    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
+    fit(again)
+    whole = compiled(None)
+    fit(whole)
+    fit(whole)
+    assert_same(state_of(again), state_of(whole))
+
+
+def with_all_kinds_of_state():
+    """A model with seeds, statistics, and a scaled loss."""
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(9, activation="relu"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3, seed=5),
+            layers.Dense(3),
+        ]
+    )
+    return set_initial_weights(model)
+
+
+class SaveAt(keras.callbacks.Callback):
+    """Saves at the end of an epoch, or of one of its batches."""
+
+    def __init__(self, path, epoch, batch=None):
+        super().__init__()
+        self.path, self.at, self.batch = path, epoch, batch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.epoch, batch) == (self.at, self.batch):
+            keras_dist.save_sharded(self.model, self.path)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == self.at and self.batch is None:
+            keras_dist.save_sharded(self.model, self.path)
+
+
+@pytest.mark.parametrize(
+    "place", ["plain", "variables_3" if SHARDS_VARIABLES else "sharded_3"]
+)
+def test_saved_inside_of_fit(place, path):
+    def model():
+        with scope(*PLACES[place]):
+            made = with_all_kinds_of_state()
+            scaled = keras.optimizers.LossScaleOptimizer(
+                adam(), initial_scale=2.0**8, dynamic_growth_steps=3
+            )
+            made.compile(scaled, "mse")
+        return made
+
+    whole = model()
+    fit(whole, epochs=4, callbacks=[SaveAt(path, epoch=1)])
+    again = model()
+    keras_dist.restore_sharded(again, path)
+    fit(again, initial_epoch=2, epochs=4)
+    assert_same(state_of(again), state_of(whole))
+
+
+def test_saved_between_batches(path):
+    place = PLACES["variables_2" if SHARDS_VARIABLES else "sharded_2"]
+    model = compiled(*place)
+    fit(model, epochs=1, callbacks=[SaveAt(path, epoch=0, batch=1)])
+    again, expected = compiled(*place), compiled(*place)
+    keras_dist.restore_sharded(again, path)
+    fit(expected, epochs=1, steps_per_epoch=2)
+    # `fit` ends with the averages as weights.
+    found, states = state_of(again), state_of(expected)
+    names = [name for name in states if name.startswith("optimizer")]
+    assert len(names) > 10
+    assert_same(
+        {name: found[name] for name in names},
+        {name: states[name] for name in names},
+    )
+
+
+def test_an_older_one_is_replaced(path):
+    model = trained()
+    keras_dist.save_sharded(model, path)
+    fit(model)
+    keras_dist.save_sharded(model, path)
+    assert len(list(path.iterdir())) == 2  # the parts, and what they are
+    again = compiled(None)
+    keras_dist.restore_sharded(again, path)
+    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
+
+
+def test_a_failed_save_leaves_the_older_one(path, monkeypatch):
+    model = trained()
+    keras_dist.save_sharded(model, path)
+    before = state_of(model)
+    fit(model)
+    backend = type(get_backend())
+    original = backend.save_parts
+
+    def failing(*args, **kwargs):
+        original(*args, **kwargs)
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "save_parts", failing)
+        with pytest.raises(OSError, match="no space left"):
+            keras_dist.save_sharded(model, path)
+    again = compiled(None)
+    keras_dist.restore_sharded(again, path)
+    assert_same(state_of(again), before, rtol=0, atol=0)
+    # What was left behind is removed by the next one.
+    keras_dist.save_sharded(model, path)
+    assert len(list(path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("delay", [0.01, 0.04, 0.07])
+def test_killed_at_any_time(path, delay):
+    command = [sys.executable, saving_script.__file__, str(path)]
+    folder = pathlib.Path(__file__).parents[1]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=folder
+    ) as process:
+        lines = [process.stdout.readline() for _ in range(3)]
+        time.sleep(delay)
+        process.kill()
+        lines += process.stdout.readlines()
+    number = int(lines[-1])
+    model = saving_script.make_model()
+    keras_dist.restore_sharded(model, path)
+    found = {float(v) for weight in model.get_weights() for v in weight.flat}
+    assert found in ({number}, {number + 1})
+
+
+def test_a_new_model_in_the_same_process(path):
+    """Keras numbers the names of its layers and optimizers."""
+    model = trained("plain")
+    keras_dist.save_sharded(model, path)
+    again = compiled(None)
+    assert again.layers[0].name != model.layers[0].name
+    keras_dist.restore_sharded(again, path)
+    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
+
+
+def test_weights_alone_for_a_model_that_is_not_compiled(path):
+    model = trained()
+    keras_dist.save_sharded(model, path)
+    plain = network()
+    keras_dist.restore_sharded(plain, path)
+    for found, expected in zip(
+        plain.get_weights(), model.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def refused(model, path, error, *texts):
+    """Nothing of the model changes."""
+    before = state_of(model)
+    with pytest.raises(error) as raised:
+        keras_dist.restore_sharded(model, path)
+    for text in texts:
+        assert text in str(raised.value)
+    assert_same(state_of(model), before, rtol=0, atol=0)
+
+
+def test_no_checkpoint(path):
+    refused(trained(), path, FileNotFoundError, str(path), "save_sharded")
+
+
+def test_an_unfinished_checkpoint(path):
+    model = trained()
+    keras_dist.save_sharded(model, path)
+    (path / "checkpoint.json").unlink()
+    refused(model, path, FileNotFoundError, str(path))
+
+
+def test_a_file_in_its_place(path):
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="Expected: a folder"):
+        keras_dist.save_sharded(trained(), path)
+    assert path.read_text() == "mine"
+
+
+def test_of_another_backend(path):
+    model = trained()
+    keras_dist.save_sharded(model, path)
+    index = path / "checkpoint.json"
+    index.write_text(
+        json.dumps({**json.loads(index.read_text()), "backend": "other"})
+    )
+    refused(model, path, ValueError, "'other'", keras.backend.backend())
+
+
+def other(width=5, names=("dense", "dense_1"), dtype="float32", more=False):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(width, name=names[0], dtype=dtype),
+            layers.Dense(3, name=names[1], dtype=dtype),
+            *([layers.Dense(3, name="extra")] if more else []),
+        ]
+    )
+    model.compile(adam(), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("settings", "texts"),
+    [
+        ({"width": 6}, ["(4, 5)", "(4, 6)", "kernel"]),
+        ({"dtype": "float16"}, ["float16", "float32"]),
+        ({"more": True}, ["extra/kernel", "not in the checkpoint"]),
+        ({"names": ("mine", "other")}, ["mine/kernel"]),
+    ],
+)
+def test_other_variables(path, settings, texts):
+    keras_dist.save_sharded(trained(), path)
+    refused(other(**settings), path, ValueError, *texts)
+
+
+def test_another_optimizer(path):
+    keras_dist.save_sharded(trained(), path)
+    model = compiled(None, optimizer=keras.optimizers.SGD)
+    model.optimizer.build(model.trainable_variables)
+    refused(model, path, ValueError, "optimizer")
+
+
+def test_a_model_that_is_not_built(path):
+    model = keras.Sequential([layers.Dense(3)])
+    for call in keras_dist.save_sharded, keras_dist.restore_sharded:
+        with pytest.raises(ValueError, match="not built"):
+            call(model, path)
+    assert not path.exists()
+
+
+def test_addresses_of_other_hosts(path):
+    with pytest.raises(ValueError, match="gs://"):
+        keras_dist.save_sharded(trained(), "gs://bucket/checkpoint")
+
+
+@pytest.mark.only_on("jax", reason="PyTorch needs no other package.")
+def test_a_missing_package(path, monkeypatch):
+    original = builtins.__import__
+
+    def failing(name, *args, **kwargs):
+        if name.startswith("orbax"):
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+        return original(name, *args, **kwargs)
+
+    model = trained()
+    monkeypatch.setattr(builtins, "__import__", failing)
+    for call in keras_dist.save_sharded, keras_dist.restore_sharded:
+        with pytest.raises(
+            UnsupportedBackendError, match="sharded-checkpoints"
+        ):
+            call(model, path)
+    assert not pathlib.Path(path).exists()
