@@ -336,6 +336,21 @@ def test_saved_and_loaded_bit_by_bit(tmp_path, name):
     )
 
 
+def test_a_checkpoint_in_parts_suits_other_logical_devices(tmp_path):
+    model, x = made(transformer, "adam", strategy(2, ATTENTION))
+    model.fit(x, LABELS, batch_size=20, verbose=0)
+    keras_dist.save_sharded(model, tmp_path / "model")
+    for distributed in (strategy(4, ATTENTION), None):
+        other, _ = made(transformer, "adam", distributed)
+        keras_dist.restore_sharded(other, tmp_path / "model")
+        for own, theirs in zip(
+            other.get_weights(), model.get_weights(), strict=True
+        ):
+            np.testing.assert_array_equal(own, theirs)
+        if distributed is not None:
+            assert part_of(other.get_layer("up").kernel) == (32, 16)
+
+
 def live_programs(name):
     live = jax.devices()[0].client.live_executables()
     return [each for each in live if each.hlo_modules()[0].name == name]
