@@ -22,6 +22,7 @@ from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import CompilesForTargets
+from keras_dist.plugin.powers import HasLogicalDevices
 from keras_dist.plugin.powers import HasTPUs
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
@@ -47,6 +48,8 @@ from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
+from keras_dist_jax.logical import JaxLogicalExecutor
+from keras_dist_jax.logical import LogicalLayout
 from keras_dist_jax.machine import Machine
 from keras_dist_jax.machine import compiling_for
 from keras_dist_jax.machine import current_machine
@@ -65,6 +68,7 @@ class JaxBackend(
     Backend,
     CompilesForTargets,
     Differentiates,
+    HasLogicalDevices,
     HasTPUs,
     SavesParts,
     ShardsVariables,
@@ -137,6 +141,25 @@ class JaxBackend(
 
     def sharded_executor(self, plan: Plan) -> Executor:
         return self._executor(JaxShardedExecutor, plan)
+
+    def logical_executor(self, plan: Plan) -> Executor:
+        if plan.num_workers > 1:
+            raise DeviceError(
+                "The replicas of several workers have one logical device "
+                f"each. Received: {plan}. Expected: one worker, or replicas "
+                "of one device; `variables='sharded'` divides variables over "
+                "the devices of all workers."
+            )
+        if len({*map(len, plan.replicas)}) > 1:
+            raise DeviceError(
+                "All replicas have the same number of logical devices. "
+                f"Received: {plan}. Expected: as many for each replica."
+            )
+        devices = mesh_of(plan, self._workers).holders
+        count = plan.num_logical_devices
+        starts = range(0, len(devices), count)
+        layout = LogicalLayout([devices[i : i + count] for i in starts])
+        return self._executor(JaxLogicalExecutor, plan, layout)
 
     def _executor(
         self,
@@ -264,14 +287,14 @@ def _check_nothing_ran(
 def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
     """Makes the layout of all devices that compute."""
     known = jax_devices()
-    if len({device.type for device in plan.devices}) > 1:
-        names = ", ".join(str(device) for device in plan.devices)
+    if len({device.type for device in plan.all_devices}) > 1:
+        names = ", ".join(str(device) for device in plan.all_devices)
         raise DeviceError(
             "On JAX, the replicas of a strategy run one program together, so "
             f"they need devices of one type. Received: {names}. Expected: all "
             "'cpu', all 'gpu' or all 'tpu'."
         )
-    devices = [known[device] for device in plan.devices]
+    devices = [known[device] for device in plan.all_devices]
     if plan.cluster is None or plan.num_workers == 1 or workers is None:
         return MeshLayout(devices)
     everyone = devices_of(plan.cluster, devices[0].platform)

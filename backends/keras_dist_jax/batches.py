@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from typing import Protocol
 
 import jax
 import keras
@@ -52,13 +53,24 @@ def shares(batch: Any, parts: int) -> list[range]:
     ]
 
 
-def put_cut(
-    leaf: Any, sharding: Any, devices: Sequence[Any], first: int, parts: int
-) -> Any:
+class Cut(Protocol):
+    """The part of a `Layout` that says how batches are cut."""
+
+    cut: Any
+    first: int
+    num_replicas: int
+    devices: tuple[Any, ...]
+    holders: tuple[Any, ...]
+
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """Repeats each replica's value for each of its devices."""
+
+
+def put_cut(leaf: Any, layout: Cut) -> Any:
     """Puts this worker's shares of an array's rows on its devices."""
     # Each worker has all rows. They are padded with zeros to a multiple of
-    # `parts`, the number of all workers' devices; `first` is the position of
-    # this worker's first one.
+    # the number of all workers' replicas.
+    sharding, first, parts = layout.cut, layout.first, layout.num_replicas
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
     shape = (share * parts, *array.shape[1:])
@@ -67,12 +79,13 @@ def put_cut(
     # With several workers, JAX would compare the values by a collective.
     if isinstance(array, jax.Array) and sharding.is_fully_addressable:
         return jax.device_put(_padded(array, share * parts), sharding)
-    starts = range(first * share, (first + len(devices)) * share, share)
+    last = first + len(layout.devices)
+    starts = range(first * share, last * share, share)
     shares = [array[start : start + share] for start in starts]
     if array.shape[0] % parts:
         shares = [_padded(each, share) for each in shares]
     aval = jax.core.ShapedArray(shape, array.dtype)
-    return from_shards(aval, sharding, shares, devices)
+    return from_shards(aval, sharding, layout.spread(shares), layout.holders)
 
 
 def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:

@@ -20,6 +20,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import agreement
+from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.jaxprs import differing
@@ -81,6 +82,8 @@ def run_region(
             [CUT if is_split(variable) else ON_EACH for variable in known],
         ),
         out_specs=(CUT, CUT, ON_EACH),
+        # The compiler divides what is along the other axes of the mesh.
+        axis_names={AXIS},
         check_vma=False,
     )(leaves, [trace.values[id(variable)] for variable in known])
     traced = traces[-1].first
@@ -205,7 +208,8 @@ class _Body:
         arguments += map(is_split, self.known)
         programs = [variant.program for variant in variants]
         each = [differing(p, arguments) for p in programs]
-        differ = [any(own) for own in zip(*each, strict=True)]
+        several = self.layout.num_replicas > 1
+        differ = [several and any(own) for own in zip(*each, strict=True)]
         lockstep = None
         if len(programs) > 1:
             lockstep = Lockstep(programs)
@@ -290,6 +294,13 @@ class _Body:
             program, structure, outline, written, peers
         )
 
+    def _divisible(self) -> Callable[..., Any]:
+        """Returns the function, with operations that logical devices divide."""
+        devices = self.layout.holders
+        if self.layout.num_logical > 1 and devices[0].platform == "tpu":
+            return internals.with_divided_attention(self.fn)
+        return self.fn
+
     def _called(
         self, region: Region, leaves: list[Any], like: Any
     ) -> tuple[Any, list[Any]]:
@@ -317,7 +328,7 @@ class _Body:
             return agreement.Result(results[-1])
 
         with region.current(), TracedCall(region) as call:
-            nest = self.fn(*args, **kwargs)
+            nest = self._divisible()(*args, **kwargs)
             if peers.own:
                 nest = agreement.in_order(nest, like)
             outline = map_nest(keep, nest)

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from keras_dist_jax.jax_internals import manual_axes
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import inner
 
@@ -41,8 +42,9 @@ def _of_equation(equation: Any) -> int:
     if name == "cond":
         return max(parts, default=0)
     times = params["length"] if name == "scan" else 1
-    if name == "shard_map":  # the program of one device
-        times = math.prod(params["mesh"].shape.values())
+    if name == "shard_map":  # the program of one device, or of one replica
+        sizes = params["mesh"].shape
+        times = math.prod(sizes[axis] for axis in manual_axes(params))
     return times * sum(parts)
 
 

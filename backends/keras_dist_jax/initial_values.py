@@ -16,9 +16,9 @@ from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
 from keras_dist_jax.gate import Gate
-from keras_dist_jax.layout import Layout
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.machine import jit
+from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.shards import Shards
 from keras_dist_jax.workers import JaxWorkers
 
@@ -31,23 +31,25 @@ class InitialValues:
     """Runs Keras' initializers in programs that give each device its part."""
 
     def __init__(
-        self, layout: Layout, gate: Gate, workers: JaxWorkers | None
+        self, sharding: Sharding, gate: Gate, workers: JaxWorkers | None
     ) -> None:
-        self._layout = layout
+        self._sharding = sharding
         self._gate = gate
         self._workers = workers
         self._programs: dict[Any, Any] = {}
 
     def make(self, variable: keras.Variable, initializer: Any) -> bool:
-        """Initializes a variable in parts; false for other initializers."""
-        if not _is_known(initializer):
+        """Initializes a variable in parts; false if it has none, or for other
+        initializers."""
+        own = self._sharding.shards_for(variable)
+        if own is None or not _is_known(initializer):
             return False
-        shape, dtype = tuple(variable.shape), variable.dtype
-        own = Shards(shape, self._layout)
+        shape, dtype = own.shape, variable.dtype
         settings = {
             k: v for k, v in vars(initializer).items() if k not in _SEEDS
         }
-        made = type(initializer), repr(settings), shape, str(dtype)
+        spec = own.sharding.spec
+        made = type(initializer), repr(settings), shape, str(dtype), spec
         if made not in self._programs:
             self._programs[made] = _program(own, initializer, dtype)
         key = _key_of(initializer)
@@ -127,8 +129,4 @@ def make_in_parts(variable: keras.Variable, initializer: Any) -> bool:
     made: InitialValues | None = getattr(
         getattr(owner, "executor", None), "initial_values", None
     )
-    return (
-        made is not None
-        and owner.executor.home(variable).kind == "sharded"
-        and made.make(variable, initializer)
-    )
+    return made is not None and made.make(variable, initializer)

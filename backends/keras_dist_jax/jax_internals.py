@@ -12,6 +12,7 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | `jax.extend.core.ClosedJaxpr` | a program with the values of its constants, |
 | | in JAX 0.10; later, each `Jaxpr` has them |
 | the parameters of a `scan`'s equation | what stays, is carried, or is cut |
+| those of a `shard_map`'s equation | the axes that its program is for one of |
 | `jax._src.dispatch.runtime_tokens` | the error of a callback, which JAX |
 | | raises again at each `jax.effects_barrier` |
 
@@ -124,3 +125,11 @@ def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
         stay, carried, _ = params["ft_in"].unpack()
         return len(stay), len(carried)
     return params["num_consts"], params["num_carry"]
+
+
+def manual_axes(params: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the mesh's axes along which a `shard_map` is one device's."""
+    for name in ("newly_manual_axes", "manual_axes"):
+        if name in params:
+            return frozenset(params[name])
+    return frozenset(params["mesh"].axis_names)

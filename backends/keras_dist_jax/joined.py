@@ -145,7 +145,9 @@ def join(values: Sequence[Any], stacked: bool, layout: Layout) -> Any:
         )
     placed = [
         jax.device_put(value, device)
-        for value, device in zip(values, layout.devices, strict=True)
+        for value, device in zip(
+            layout.spread(values), layout.holders, strict=True
+        )
     ]
     if stacked:
         placed = [jax.lax.expand_dims(value, (0,)) for value in placed]

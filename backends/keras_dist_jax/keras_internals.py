@@ -296,10 +296,10 @@ def with_divided_attention(step: Callable[..., Any]) -> Callable[..., Any]:
     _hook_attention()
 
     @functools.wraps(step)
-    def divided(*args: Any) -> Any:
+    def divided(*args: Any, **kwargs: Any) -> Any:
         before, _attention.is_divided = _attention.is_divided, True
         try:
-            return step(*args)
+            return step(*args, **kwargs)
         finally:
             _attention.is_divided = before
 

@@ -12,10 +12,7 @@ from typing import Protocol
 
 import jax
 import numpy as np
-from jax.sharding import AxisType
 from jax.sharding import Mesh
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 
 from keras_dist.core.device import Device
@@ -27,6 +24,8 @@ from keras_dist_jax.machine import is_described
 from keras_dist_jax.machine import is_elsewhere
 from keras_dist_jax.machine import jit
 from keras_dist_jax.machine import local_devices
+from keras_dist_jax.meshes import mesh_on
+from keras_dist_jax.meshes import shardings_on
 
 # Names of the state's groups in a training step.
 _GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -54,7 +53,8 @@ class Layout(ABC):
     is_mesh = False
 
     def __init__(self, devices: Sequence[Any], sharding: Any) -> None:
-        self.devices = tuple(devices)
+        # The first device of each replica, and all devices of the replicas.
+        self.devices = self.holders = tuple(devices)
         self.sharding = sharding
         # The shardings, in programs, of values that each device has whole, and
         # of those that are cut over the replicas.
@@ -65,7 +65,21 @@ class Layout(ABC):
         self.first = 0
         # Whether steps must not be dispatched on top of each other.
         self.one_at_a_time = False
+        # The axes of a replica's mesh, by name; none for one device.
+        self.logical_axes: dict[str, int] = {}
         self.unequal = UnequalLengths()
+
+    @property
+    def num_logical(self) -> int:
+        """Number of logical devices of each replica."""
+        return len(self.holders) // len(self.devices)
+
+    def spread(self, values: Sequence[Any]) -> list[Any]:
+        """Repeats each replica's value for each of its devices."""
+        if self.holders is self.devices:
+            return list(values)
+        each = range(self.num_logical)
+        return [value for value in values for _ in each]
 
     def holds(self, array: Any) -> bool:
         """Tells whether an array lies on this layout already."""
@@ -129,7 +143,7 @@ class Layout(ABC):
 
         def on(batch: Any) -> Callable[..., Any]:
             compiled: Callable[..., Any] = jit(
-                _with_rows(step, self.unpad),
+                _with_rows(step, self.unpad, self.uneven),
                 _named,
                 donate_argnums=0 if donate else (),
                 static_argnums=2,
@@ -140,13 +154,17 @@ class Layout(ABC):
 
         return Programs(on(whole), on(cut))
 
+    def uneven(self, step: StepFn) -> StepFn:
+        """Converts a step to one for a batch in unequal shares."""
+        return step
+
     def unpad(self, data: Any, rows: int | None) -> Any:
         """Removes the padding rows of a cut batch inside of a trace."""
         return data if rows is None else batches.unpad(data, rows, self.cut)
 
     def eager(self, step: StepFn) -> Programs:
         """Makes a step that runs operation by operation, for debugging."""
-        call = _with_rows(step, lambda data, rows: data)
+        call = _with_rows(step, lambda data, rows: data, lambda step: step)
         return Programs(call, call)
 
     def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
@@ -163,11 +181,16 @@ def _named(state: Any, data: Any, rows: int | None) -> dict[str, Any]:
     return {**dict(zip(_GROUPS, state, strict=False)), "batch": data}
 
 
-def _with_rows(step: StepFn, unpad: Callable[[Any, Any], Any]) -> Any:
+def _with_rows(
+    step: StepFn,
+    unpad: Callable[[Any, Any], Any],
+    uneven: Callable[[StepFn], StepFn],
+) -> Any:
     """Makes a function of (state, batch, rows) of a step."""
 
     def call(state: Any, data: Any, rows: int | None) -> tuple[Any, Any]:
-        return step(state, unpad(data, rows))
+        run = step if rows is None else uneven(step)
+        return run(state, unpad(data, rows))
 
     call.__name__ = step.__name__
     return call
@@ -197,22 +220,15 @@ class SingleLayout(Layout):
         return default_device(self.devices[0])
 
 
-def _shardings(devices: Sequence[Any]) -> tuple[NamedSharding, NamedSharding]:
-    """Returns the shardings of arrays that are whole on each device, or cut."""
-    mesh = Mesh(np.array(devices), ("replica",), axis_types=(AxisType.Auto,))
-    return (
-        NamedSharding(mesh, PartitionSpec()),
-        NamedSharding(mesh, PartitionSpec("replica")),
-    )
-
-
 class MeshLayout(Layout):
     """State on each of several devices, with batches cut over them."""
 
     is_mesh = True
 
-    def __init__(self, devices: Sequence[Any]) -> None:
-        whole, cut = _shardings(devices)
+    def __init__(
+        self, devices: Sequence[Any], mesh: Mesh | None = None
+    ) -> None:
+        whole, cut = shardings_on(mesh_on(devices) if mesh is None else mesh)
         super().__init__(devices, whole)
         self.cut = cut
         self.one_at_a_time = devices[0].platform == "cpu"
@@ -232,20 +248,16 @@ class MeshLayout(Layout):
         if rows is None:
             batches.tell_if_unequal(leaves, self.unequal)
             put = batches.put_whole
-            found = [put(leaf, self.whole, self.devices) for leaf in leaves]
+            found = [put(leaf, self.whole, self.holders) for leaf in leaves]
             return False, structure.unflatten(found), None
-        sharding, devices = self.cut, self.devices
-        first, count = self.first, self.num_replicas
-        found = [
-            batches.put_cut(leaf, sharding, devices, first, count)
-            for leaf in leaves
-        ]
+        count = self.num_replicas
+        found = [batches.put_cut(leaf, self) for leaf in leaves]
         return True, structure.unflatten(found), rows if rows % count else None
 
     def put_whole(self, data: Any) -> Any:
         # Cut ones would need a collective for each operation.
         return jax.tree.map(
-            lambda x: batches.put_whole(x, self.sharding, self.devices), data
+            lambda x: batches.put_whole(x, self.sharding, self.holders), data
         )
 
 
@@ -281,7 +293,7 @@ class WideLayout(MeshLayout):
         if len(own) == 1:
             self.sharding = SingleDeviceSharding(own[0])
         everyones = [device for each in devices for device in each]
-        self.whole, self.cut = _shardings(everyones)
+        self.whole, self.cut = shardings_on(mesh_on(everyones))
         self.num_replicas = len(devices) * len(own)
         self.first = worker * len(own)
         self._num_workers = len(devices)

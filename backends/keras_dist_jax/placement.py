@@ -38,7 +38,7 @@ class JaxHome(Home):
         return tuple(
             device
             for device, jax_device in zip(
-                self._plan.devices, self._layout.devices, strict=True
+                self._plan.all_devices, self._layout.holders, strict=True
             )
             if jax_device in holders
         )
@@ -79,7 +79,17 @@ class CentralHome(Home):
 
 
 class JaxShardedHome(JaxHome, ShardedHome):
-    """The home of a variable that is sharded over the replicas."""
+    """The home of a variable that is sharded as `own` says."""
+
+    def __init__(
+        self,
+        variable: keras.Variable,
+        plan: Plan,
+        layout: Layout,
+        own: shards.Shards,
+    ) -> None:
+        super().__init__(variable, plan, layout)
+        self._own = own
 
     @property
     def is_split(self) -> bool:
@@ -98,7 +108,7 @@ class JaxShardedHome(JaxHome, ShardedHome):
         return dict.fromkeys(self.devices, kept)
 
     def settle(self) -> None:
-        shards.split(self.variable, self._layout)
+        shards.split(self.variable, self._own)
         super().settle()
 
     def used(self, value: Any) -> Any:

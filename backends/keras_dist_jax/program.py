@@ -18,6 +18,7 @@ from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays
+from keras_dist_jax import shards
 from keras_dist_jax import structure
 from keras_dist_jax.arrays import ALONE
 from keras_dist_jax.arrays import COUNT
@@ -26,6 +27,7 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.machine import described
 from keras_dist_jax.machine import is_described
 from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import LENT
@@ -216,7 +218,9 @@ class Program:
         slots = [
             self._slots.of(variable, self._several)
             for key, variable in self._variables.items()
-            if key in trace.values or key in self._written
+            if key in trace.values
+            or key in self._written
+            or shards.is_sharded(variable)
         ]
 
         def rank(slot: Slot) -> int:
@@ -297,6 +301,8 @@ class Program:
         with opened(None), eagerly():
             slot = self._slots.of(variable, trace.layout)
             array = slot.refresh()
+            if array is not None and shards.is_sharded(variable):
+                return described(variable)
             if not is_described(array):
                 return None if array is None else slot.inside(array)
         return slot.inside(jnp.zeros(array.shape, array.dtype))

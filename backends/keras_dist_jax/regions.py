@@ -32,6 +32,7 @@ from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
+from keras_dist_jax import shards
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
@@ -98,6 +99,8 @@ class Region:
                 value = lax.dynamic_index_in_dim(
                     value, self.index, keepdims=False
                 )
+            elif shards.is_sharded(variable) and key not in self.trace.values:
+                return value
             elif not isinstance(value, jax.core.Tracer):
                 # A body can't take arrays of several devices. One shard is
                 # enough: a trace that meets an unknown variable is discarded.
@@ -131,6 +134,9 @@ class Region:
             return [
                 value if kind == "value" else leaf for kind, value in described
             ]
+        if self.count == 1:
+            self._gathered[id(leaf)] = [leaf], leaf
+            return [leaf]
         shapes = [shape for _, (shape, _) in described]
         components = _components(leaf, shapes)
         if len(set(shapes)) == 1:
@@ -158,13 +164,18 @@ class Region:
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         """Combines gathered components by a collective, or returns `None`."""
         known = self.per_replica(values)
-        collective = _COLLECTIVES.get(op)
-        if not isinstance(known, Local) or collective is None:
+        if not isinstance(known, Local) or op not in _COLLECTIVES:
             return None
         local = widened(op, known.local)
         if op is ReduceOp.MEAN:
             local = ops.true_divide(local, 1)  # integers have a float mean
-        return collective(self.traced(local), AXIS)
+        return self.collective(op, self.traced(local))
+
+    def collective(self, op: ReduceOp, nest: Any) -> Any:
+        """Combines a nest of every replica's tensors, by one collective."""
+        # The compiler refuses some collectives of one replica whose logical
+        # devices share the tensor.
+        return nest if self.count == 1 else _COLLECTIVES[op](nest, AXIS)
 
 
 def _components(value: Any, shapes: Sequence[Any]) -> list[Any]:
@@ -239,7 +250,8 @@ class TracedReplica(Replica):
         def add(value: Any) -> Any:
             if total is not None:
                 return total
-            return lax.psum(self._region.traced(value), AXIS)
+            traced = self._region.traced(value)
+            return self._region.collective(ReduceOp.SUM, traced)
 
         return summed_by(self, what, add)(value)
 
@@ -247,6 +259,8 @@ class TracedReplica(Replica):
         self._region.peers.places.append(what)
         likes = self._everyones_like(value)
         along = check_gather(likes, axis)
+        if self._region.count == 1:
+            return value
         shapes = [like.shape for like in likes]
         if len(set(shapes)) == 1:
             return lax.all_gather(value, AXIS, axis=along, tiled=True)
@@ -307,7 +321,7 @@ class TracedRunner(ReplicaRunner):
     ) -> list[Any]:
         own = gradients[0]
         traced = [self._region.traced(g) for g in own if g is not None]
-        sums = iter(lax.psum(traced, AXIS))
+        sums = iter(self._region.collective(ReduceOp.SUM, traced))
         return [None if g is None else next(sums) for g in own]
 
     @contextlib.contextmanager

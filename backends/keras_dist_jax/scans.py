@@ -1,7 +1,8 @@
 """Layers in a scan: each step of it gathers its own slice of a variable.
 
-A layer that reads a sharded variable gets it whole. If it gives that value to a
-scan, with an axis for the steps in front, all slices would be there at once.
+A layer that reads a sharded variable gets the parts of all replicas. If it
+gives that value to a scan, with an axis for the steps in front, all slices
+would be there at once.
 """
 
 import functools
@@ -89,10 +90,8 @@ def _has_checkpoint(f: Callable[..., Any], init: Any, xs: Any) -> bool:
 
 
 def _gathered(part: Any, own: Shards) -> Any:
-    whole = jax.lax.with_sharding_constraint(
-        own.constrained(part), own.layout.whole
-    )
-    return checkpoint_name(whole, _GATHERED)
+    gathered = jax.lax.with_sharding_constraint(own.constrained(part), own.used)
+    return checkpoint_name(gathered, _GATHERED)
 
 
 def _may_keep(primitive: Any, *_: Any, **__: Any) -> bool:

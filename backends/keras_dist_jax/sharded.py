@@ -1,4 +1,4 @@
-"""The executor that shards variables over the replicas."""
+"""The executor that shards variables over devices."""
 
 import contextlib
 import weakref
@@ -50,19 +50,25 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
             layout, gate, self._sharding, plan.first_replica, workers
         )
 
-        self.initial_values = InitialValues(layout, gate, workers)
+        self.initial_values = InitialValues(self._sharding, gate, workers)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
         # Of a variable in parts, no device has the whole value: it is made on
         # the host.
-        if self.plan.shards_variables:
+        if self.plan.shards_variables or self.plan.layouts is not None:
             return self.layout.scope()
         return super().creation_scope()
 
     def home(self, variable: keras.Variable) -> Home:
-        if self._sharding.has(variable):
-            return JaxShardedHome(variable, self.plan, self.layout)
-        return super().home(variable)
+        own = self._sharding.shards_for(variable)
+        if own is None:
+            return super().home(variable)
+        return JaxShardedHome(variable, self.plan, self.layout, own)
+
+    def creating_beside(
+        self, reference: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        return self._sharding.creating_beside(reference)
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable

@@ -22,8 +22,14 @@ from keras_dist_jax import scans
 from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.logical_axes import LogicalAxes
 from keras_dist_jax.optimizer_calls import Updates
 from keras_dist_jax.shards import Shards
+
+
+class _Creation(threading.local):
+    # The variable for which this thread is making a slot.
+    reference: Any = None
 
 
 class Sharding:
@@ -31,20 +37,40 @@ class Sharding:
 
     def __init__(self, plan: Plan, layout: Layout) -> None:
         self._plan = plan
-        self._layout = layout
+        self.layout = layout
+        self._axes = LogicalAxes(plan.layouts)
+        self._creating = _Creation()
         if plan.shards_variables:
             scans.install()
 
-    def has(self, variable: keras.Variable) -> bool:
-        """Tells whether each replica keeps only its shard of a variable."""
-        if shards.is_slot(variable):
-            return True
-        return self._plan.shards_variables and shards.is_large(variable)
+    def shards_for(self, variable: keras.Variable) -> Shards | None:
+        """Returns how devices divide a variable; `None` if each has it all."""
+        if shards.is_sharded(variable):
+            return shards.shards_of(variable)
+        reference = self._creating.reference
+        if reference is not None and self._plan.layouts is not None:
+            self.keep_together(variable, reference)
+        axes = self._axes.of(variable)
+        over_replicas = self._plan.num_replicas > 1 and (
+            shards.is_slot(variable)
+            or (self._plan.shards_variables and shards.is_large(variable))
+        )
+        if not axes and not over_replicas:
+            return None
+        shape = tuple(variable.shape)
+        return Shards(shape, self.layout, axes, over_replicas)
+
+    def creating_beside(
+        self, reference: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Returns the context in which a reference variable's slot is made."""
+        return replaced(self._creating, reference=reference)
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
     ) -> None:
         """Notes that an optimizer made a variable for a reference one."""
+        self._axes.keep_together(variable, reference)
         is_alike = variable.shape == reference.shape
         if self._plan.shards_optimizer and is_alike:
             shards.mark_slot(variable)
@@ -52,11 +78,11 @@ class Sharding:
     def shard_state(self, optimizer: Any) -> None:
         """Shards the variables that a built optimizer has for others."""
         trained = internals.trained_by(optimizer)
+        # Those that were made outside of the scope have no axes yet.
+        self._axes.match(optimizer.variables, trained)
         if not self._plan.shards_optimizer:
-            # Those that were made outside of the scope.
-            for variable in filter(shards.is_large, optimizer.variables):
-                adopt_slot(variable, trained[0])
-                shards.split(variable, self._layout)
+            for variable in optimizer.variables:
+                self._split_slot(variable, trained)
             return
         check_optimizer(optimizer)
         check_variables(trained)
@@ -64,9 +90,24 @@ class Sharding:
         for variable in optimizer.variables:
             if tuple(variable.shape) in shapes:
                 shards.mark_slot(variable)
-            if shards.is_slot(variable):
-                adopt_slot(variable, trained[0])
-                shards.split(variable, self._layout)
+            self._split_slot(variable, trained)
+
+    def _split_slot(
+        self, variable: keras.Variable, trained: Sequence[keras.Variable]
+    ) -> None:
+        own = self.shards_for(variable)
+        if own is not None:
+            adopt_slot(variable, trained[0])
+            shards.split(variable, own)
+
+    def update_shards(self, variable: keras.Variable) -> Shards | None:
+        """Returns how devices divide the update of a trained variable."""
+        if self._plan.shards_optimizer:
+            axes = self._axes.of(variable)
+            return Shards(tuple(variable.shape), self.layout, axes)
+        if shards.is_sharded(variable):
+            return shards.shards_of(variable)
+        return None
 
     def step(
         self, model: keras.Model, step: StepFn, groups: Sequence[str]
@@ -75,6 +116,7 @@ class Sharding:
         known = weakref.ref(model)
         trains = "optimizer_variables" in groups
         if trains:
+            self._axes.check_used()
             self._shard_built(internals.optimizers_of(model))
 
         def run(state: Any, data: Any) -> tuple[Any, Any]:
@@ -90,7 +132,7 @@ class Sharding:
                 list(map(value_in, *each))
                 for each in zip(owners, old, strict=True)
             ]
-            updates = ConstrainedUpdates(self._plan, self._layout)
+            updates = ConstrainedUpdates(self)
             gathering = _gathering(_is_traced(old))
             with updates.replacing(optimizers), gathering, scans.noting():
                 outputs, new = step(tuple(map(list, given)), data)
@@ -101,7 +143,7 @@ class Sharding:
                 [
                     before
                     if value is seen
-                    else array_in(owner, value, self._layout)
+                    else array_in(owner, value, self.layout)
                     for owner, value, seen, before in zip(*each, strict=True)
                 ]
                 for each in zip(owners, new, given, old, strict=True)
@@ -117,8 +159,8 @@ class Sharding:
         trained: Sequence[keras.Variable],
     ) -> Callable[..., Any]:
         """Makes a function of arrays and gradients that updates `state`."""
-        known, layout = weakref.ref(optimizer), self._layout
-        updates = ConstrainedUpdates(self._plan, layout)
+        known, layout = weakref.ref(optimizer), self.layout
+        updates = ConstrainedUpdates(self)
 
         def update(arrays: Any, gradients: Any, rate: Any) -> Any:
             optimizer: Any = known()
@@ -144,10 +186,9 @@ class Sharding:
 class ConstrainedUpdates(Updates):
     """Updates of which each device computes its own part."""
 
-    def __init__(self, plan: Plan, layout: Layout) -> None:
+    def __init__(self, sharding: Sharding) -> None:
         super().__init__()
-        self._plan = plan
-        self._layout = layout
+        self._sharding = sharding
 
     def of_values(
         self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
@@ -178,14 +219,12 @@ class ConstrainedUpdates(Updates):
         """Divides a variable's value or gradient as its update is."""
         if not isinstance(value, jax.core.Tracer):
             return value
-        if shards.is_sharded(variable):
-            return shards.shards_of(variable).constrained(value)
-        # The value is made whole first: else the compiler would also shard the
-        # values that it is computed from.
-        value = self._whole(value)
-        if not self._plan.shards_optimizer:
-            return value
-        return Shards(value.shape, self._layout).constrained(value)
+        if not shards.is_sharded(variable):
+            # The value is made whole first: else the compiler would also shard
+            # the values that it is computed from.
+            value = self._whole(value)
+        own = self._sharding.update_shards(variable)
+        return value if own is None else own.constrained(value)
 
     def _kept(self, variable: keras.Variable, value: Any) -> Any:
         """Divides a variable's new value as the variable is."""
@@ -196,12 +235,13 @@ class ConstrainedUpdates(Updates):
         return self._whole(value)
 
     def _whole(self, value: Any) -> Any:
-        return jax.lax.with_sharding_constraint(value, self._layout.whole)
+        whole = self._sharding.layout.whole
+        return jax.lax.with_sharding_constraint(value, whole)
 
 
 class _Reading(threading.local):
-    # Whether this thread traces a step in which sharded variables are used
-    # whole.
+    # Whether this thread traces a step in which the parts of replicas are
+    # gathered.
     gathers = False
 
 
@@ -212,6 +252,11 @@ def _gathering(gathers: bool) -> contextlib.AbstractContextManager[None]:
     return replaced(_reading, gathers=gathers)
 
 
+def is_in_step() -> bool:
+    """Tells whether this thread traces a step of sharded variables."""
+    return _reading.gathers
+
+
 def _is_traced(nest: Any) -> bool:
     leaves = jax.tree.leaves(nest)
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
@@ -220,7 +265,8 @@ def _is_traced(nest: Any) -> bool:
 def used(variable: keras.Variable, value: Any) -> Any:
     """Gathers a sharded variable where the step that is traced uses it.
 
-    The gradient goes back to the parts.
+    Its parts on logical devices stay there, and the gradient goes back to the
+    parts.
     """
     if not (
         _reading.gathers
@@ -230,8 +276,8 @@ def used(variable: keras.Variable, value: Any) -> Any:
         return value
     own = shards.shards_of(variable)
     parts = own.constrained(value)
-    whole = jax.lax.with_sharding_constraint(parts, own.layout.whole)
-    return scans.note(whole, parts, own)
+    gathered = jax.lax.with_sharding_constraint(parts, own.used)
+    return scans.note(gathered, parts, own)
 
 
 def value_in(variable: keras.Variable, array: Any) -> Any:

@@ -10,6 +10,7 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
+from keras_dist.core.variable_layouts import Axes
 from keras_dist.internals.keras_internals import in_symbolic_scope
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
@@ -29,50 +30,70 @@ LEAST_ELEMENTS = 1024
 
 
 class Shards:
-    """The sharding of a variable of one shape over a layout's replicas.
+    """The sharding of a variable of one shape over a layout's devices.
 
     An axis that the number of replicas does not divide is stored with zeros
     behind it. The array of a scalar has one axis.
+
+    Args:
+        shape: Tuple of integers.
+        layout: The `Layout`.
+        axes: `Axes` that the logical devices of a replica divide.
+        over_replicas: Boolean, true if the replicas divide one of the others.
     """
 
-    def __init__(self, shape: tuple[int, ...], layout: Layout) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        layout: Layout,
+        axes: Axes = (),
+        over_replicas: bool = True,
+    ) -> None:
         self.layout = layout
         # Reads and writes the variable while only this worker does.
         self.requests: Any = None
-        self.shape = tuple(shape)
+        self.shape, self._axes = tuple(shape), axes
         count = layout.num_replicas
         of_array = self.shape or (1,)
+        divided = [axis for axis, name in enumerate(axes) if name is not None]
+        free = [axis for axis in range(len(of_array)) if axis not in divided]
         # The largest axis that splits into equal parts, or else the largest
         # axis.
         self._axis = max(
-            range(len(of_array)),
+            free if over_replicas else (),
             key=lambda axis: (of_array[axis] % count == 0, of_array[axis]),
+            default=None,
         )
-        self._size = of_array[self._axis]
-        parts = list(of_array)
-        parts[self._axis] = -(-self._size // count)
-        self.part_shape = tuple(parts)
-        before = [None] * self._axis
-        self.sharding = NamedSharding(
-            layout.whole.mesh, PartitionSpec(*before, "replica")
-        )
+        spec: list[Any] = [None] * len(of_array)
+        parts, stored = list(of_array), list(of_array)
+        for axis in divided:
+            spec[axis] = tuple(layout.logical_axes)
+            parts[axis] //= layout.num_logical
+        mesh = layout.whole.mesh
+        # The sharding of the value that a layer computes with.
+        self.used = layout.whole
+        if divided:
+            self.used = NamedSharding(mesh, PartitionSpec(*spec))
+        if self._axis is not None:
+            spec[self._axis] = "replica"
+            parts[self._axis] = -(-of_array[self._axis] // count)
+            stored[self._axis] = parts[self._axis] * count
+        self.part_shape, self._stored_shape = tuple(parts), tuple(stored)
+        self.sharding = NamedSharding(mesh, PartitionSpec(*spec))
 
     def stored(self, value: Any) -> Any:
         """Converts a whole value to the array's shape."""
         library = jnp if isinstance(value, jax.Array) else np
         value = library.reshape(value, self.shape or (1,))
-        missing = -self._size % self.layout.num_replicas
-        if not missing:
+        if value.shape == self._stored_shape:
             return value
-        widths = [(0, 0)] * value.ndim
-        widths[self._axis] = (0, missing)
-        return library.pad(value, widths)
+        pairs = zip(self._stored_shape, value.shape, strict=True)
+        return library.pad(value, [(0, more - size) for more, size in pairs])
 
     def whole(self, array: Any) -> Any:
         """Converts an array, traced or of the host, to the whole value."""
-        before = (slice(None),) * self._axis
-        value = array[(*before, slice(self._size))].reshape(self.shape)
-        return self.constrained(value)
+        own = tuple(slice(size) for size in self.shape or (1,))
+        return self.constrained(array[own].reshape(self.shape))
 
     def constrained(self, value: Any) -> Any:
         """Shards a traced whole value; a scalar is left as it is."""
@@ -83,9 +104,11 @@ class Shards:
     def of_slices(self) -> "Shards | None":
         """Returns the shards of slices along the first axis, `None` if a slice
         is all in one part."""
-        if len(self.shape) < 2 or self._axis == 0:
+        if len(self.shape) < 2 or self._axis in (None, 0):
             return None
-        return Shards(self.shape[1:], self.layout)
+        if self._axes[:1] not in ((), (None,)):
+            return None
+        return Shards(self.shape[1:], self.layout, self._axes[1:])
 
     def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
         """Returns the whole value of an array, in host memory."""
@@ -102,32 +125,34 @@ class Shards:
     def put(self, value: Any) -> Any:
         """Makes the array of a whole value that each worker has."""
         if is_described(value):
-            shape = list(self.part_shape)
-            shape[self._axis] *= self.layout.num_replicas
             return jax.ShapeDtypeStruct(
-                shape, value.dtype, sharding=self.sharding
+                self._stored_shape, value.dtype, sharding=self.sharding
             )
-        value = self.stored(np.asarray(value))
-        places = self.sharding.addressable_devices_indices_map(value.shape)
-        parts = [value[places[device]] for device in self.layout.devices]
-        return self._joined(value.shape, parts)
+        return self._divided(self.stored(np.asarray(value)))
 
     def put_own(self, part: np.ndarray[Any, Any]) -> Any:
         """Makes the array from this worker's part, as `own_part` gives it."""
-        axis = self._axis
-        parts = np.split(part, len(self.layout.devices), axis)
-        shape = list(part.shape)
-        shape[axis] = self.part_shape[axis] * self.layout.num_replicas
-        return self._joined(tuple(shape), parts)
+        if part.shape == self._stored_shape:
+            return self._divided(part)
+        assert self._axis is not None
+        return self._joined(
+            np.split(part, len(self.layout.devices), self._axis)
+        )
 
-    def _joined(self, shape: tuple[int, ...], parts: list[Any]) -> Any:
+    def _divided(self, value: np.ndarray[Any, Any]) -> Any:
+        places = self.sharding.addressable_devices_indices_map(value.shape)
+        return self._joined(
+            [value[places[device]] for device in self.layout.holders]
+        )
+
+    def _joined(self, parts: list[Any]) -> Any:
         # Copies: a device may use the memory of the array that it is given.
         placed = [
             arrays.copy_of(jax.device_put(part, device))
-            for part, device in zip(parts, self.layout.devices, strict=True)
+            for part, device in zip(parts, self.layout.holders, strict=True)
         ]
         return jax.make_array_from_single_device_arrays(
-            shape, self.sharding, placed
+            self._stored_shape, self.sharding, placed
         )
 
 
@@ -157,20 +182,19 @@ def is_sharded(variable: keras.Variable) -> bool:
     return _SHARDS in vars(variable)
 
 
-def split(variable: keras.Variable, layout: Layout) -> None:
-    """Leaves each replica only its part of a variable; cheap to repeat."""
+def split(variable: keras.Variable, own: Shards) -> None:
+    """Leaves each device only its part of a variable; cheap to repeat."""
     value = None if is_sharded(variable) else internals.array_of(variable)
     if (
         value is None
         and current_machine() is not None
         and not is_sharded(variable)
     ):
-        value = described_value(variable, layout.sharding)
+        value = described_value(variable, own.layout.sharding)
     if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return
-    shards = Shards(tuple(variable.shape), layout)
     with eagerly():
-        begin(variable, shards, shards.put(value))
+        begin(variable, own, own.put(value))
 
 
 def begin(variable: keras.Variable, own: Shards, array: Any) -> None:

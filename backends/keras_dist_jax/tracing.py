@@ -20,6 +20,7 @@ from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.scopes import Overlay
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.machine import is_described
 
 # Computes at once while it is open, although a function is traced.
 eagerly = jax.ensure_compile_time_eval
@@ -91,6 +92,10 @@ class Trace:
             if found is None:
                 return None
             self.unknown = True
+            if is_described(found):
+                # The trace is discarded, and only the shape counts. Zeros that
+                # are traced take no memory; another part has its own.
+                return jnp.zeros(found.shape, found.dtype)
             self.values[key] = found
         return self.values[key]
 

@@ -167,7 +167,8 @@ class Trainer:
         """Returns a step, so that it can run on all of the layout's devices."""
         step, layout = stateless(self.running.model, name), self.running.layout
         is_tpu = layout.devices[0].platform == "tpu"
-        if layout.num_replicas > 1 and is_tpu:
+        several = max(layout.num_replicas, len(layout.holders)) > 1
+        if several and is_tpu:
             return internals.with_divided_attention(step)
         return step
 

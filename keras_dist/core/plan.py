@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from keras_dist.core.device import Device
+from keras_dist.core.variable_layouts import VariableLayouts
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Plan:
 
     Args:
         replicas: Tuple with, for each replica of this worker, the tuple of
-            its logical devices. At present a replica has one logical device.
-            All workers have the same number of replicas.
+            its logical devices, as many for each. All workers have the same
+            number of replicas.
         variable_devices: Tuple of this worker's devices that hold variables.
             The first is the primary device, whose copy is saved.
         cluster: `Cluster` of the workers, or `None` for a single worker.
@@ -61,6 +62,8 @@ class Plan:
             of the optimizer's state.
         shards_variables: Boolean, true if each replica keeps only its shard
             of each large variable, those of optimizers included.
+        layouts: `VariableLayouts`, the variables that the logical devices of
+            a replica divide, or `None` if there are none.
     """
 
     replicas: tuple[tuple[Device, ...], ...]
@@ -69,6 +72,7 @@ class Plan:
     is_central: bool = False
     shards_optimizer: bool = False
     shards_variables: bool = False
+    layouts: VariableLayouts | None = None
 
     @property
     def is_one_device(self) -> bool:
@@ -107,6 +111,16 @@ class Plan:
         return tuple(replica[0] for replica in self.replicas)
 
     @property
+    def all_devices(self) -> tuple[Device, ...]:
+        """All logical devices of each replica of this worker, in order."""
+        return tuple(device for own in self.replicas for device in own)
+
+    @property
+    def num_logical_devices(self) -> int:
+        """Number of logical devices of each replica."""
+        return len(self.replicas[0])
+
+    @property
     def primary(self) -> Device:
         """The device whose copy of a variable is read and saved."""
         return self.variable_devices[0]
@@ -124,7 +138,7 @@ class Plan:
 
     def __str__(self) -> str:
         """Returns the devices, and the ways of storage that are not usual."""
-        text = ", ".join(map(str, self.devices))
+        text = ", ".join("+".join(map(str, own)) for own in self.replicas)
         if self.shards_variables:
             text += ", with sharded variables"
         elif self.shards_optimizer:

@@ -80,9 +80,10 @@ def _hook_variable(
         context.check_no_distribution(strategy, "a new variable")
         if kwargs.get("synchronization") == "on_read":
             kwargs.setdefault("trainable", False)
-        original(self, *args, **kwargs)
-        _check_declaration(self)
         reference = _creating.reference
+        with strategy.executor.creating_beside(reference):
+            original(self, *args, **kwargs)
+        _check_declaration(self)
         if reference is not None:
             strategy.executor.keep_together(self, reference)
         claim_variable(self, strategy)

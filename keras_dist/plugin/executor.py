@@ -70,6 +70,17 @@ class Executor(ABC):
     def home(self, variable: keras.Variable) -> Home:
         """Returns the place where a variable of the strategy rests."""
 
+    def creating_beside(
+        self, reference: Any
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context in which a new variable gets its first value.
+
+        Args:
+            reference: The `keras.Variable` that an optimizer makes it for, or
+                `None`.
+        """
+        return contextlib.nullcontext()
+
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
     ) -> None:

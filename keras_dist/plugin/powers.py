@@ -42,6 +42,31 @@ def shards_on_devices(backend: Backend) -> bool:
     )
 
 
+class HasLogicalDevices(ABC):
+    """A `Backend` whose replicas can have several logical devices."""
+
+    @abstractmethod
+    def logical_executor(self, plan: Plan) -> Executor:
+        """Creates an executor that divides variables by a plan's layouts."""
+
+
+class UsesLogicalDevices(ABC):
+    """An executor whose replicas have several logical devices."""
+
+    @abstractmethod
+    def split_tensor(self, tensor: Any, parts: Sequence[int]) -> Any:
+        """Divides a tensor over the logical devices of each replica.
+
+        Outside of a compiled program, it returns the tensor.
+
+        Args:
+            tensor: Tensor of the backend.
+            parts: Sequence with an integer for each axis, the number of its
+                parts. Their product is 1, for a copy on each logical device,
+                or the number of logical devices.
+        """
+
+
 class HasTPUs(ABC):
     """A `Backend` for machines with TPUs."""
 
@@ -146,12 +171,27 @@ class KeepsParts(ABC):
 def executor_of(plan: Plan) -> Executor:
     """Creates the executor that keeps variables as a plan says."""
     backend = get_backend()
+    if plan.num_logical_devices > 1:
+        check_logical_devices(plan.num_logical_devices)
+        assert isinstance(backend, HasLogicalDevices)
+        return backend.logical_executor(plan)
     if plan.is_central and not plan.is_one_device:
         return backend.central_executor(plan)
     if plan.shards:
         assert isinstance(backend, ShardsOptimizerState)
         return backend.sharded_executor(plan)
     return backend.executor(plan)
+
+
+def check_logical_devices(count: int) -> None:
+    """Refuses several logical devices where the backend has one a replica."""
+    if count > 1 and not isinstance(get_backend(), HasLogicalDevices):
+        raise ValueError(
+            f"On the backend '{keras.backend.backend()}', a replica computes "
+            f"on one device. Received: {count} logical devices for each "
+            "replica. Expected: 1, or a backend that can divide a replica "
+            "('jax'), chosen with KERAS_BACKEND."
+        )
 
 
 def check_optimizer_state(optimizer_state: str) -> bool:

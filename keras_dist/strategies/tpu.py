@@ -9,9 +9,12 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import resolve_devices
 from keras_dist.core.device_assignment import DeviceAssignment
 from keras_dist.core.plan import Plan
+from keras_dist.plugin.powers import check_logical_devices
 from keras_dist.plugin.powers import check_optimizer_state
 from keras_dist.plugin.powers import check_variables
 from keras_dist.strategies.extended import StrategyExtended
+from keras_dist.strategies.logical_devices import divide_devices
+from keras_dist.strategies.logical_devices import layouts_for
 from keras_dist.strategies.multi_worker_mirrored import start_together
 from keras_dist.strategies.strategy import Strategy
 from keras_dist.strategies.tpu_system import TPUSystem
@@ -36,22 +39,28 @@ class TPUStrategy(Strategy):
             the environment variables of a launcher name, or of the slice
             (TPU_WORKER_HOSTNAMES and TPU_WORKER_ID).
         experimental_device_assignment: A
-            `keras_dist.tpu.experimental.DeviceAssignment` with one core for
-            each replica, or `None` for all cores. On several hosts, it must
-            have the same cores of each, and replicas are in the hosts' order.
+            `keras_dist.tpu.experimental.DeviceAssignment`, or `None` for one
+            replica on each core. On several hosts, it must have one core for
+            each replica and the same cores of each host, and replicas are in
+            the hosts' order. On one host, a replica may have several cores:
+            they are its logical devices.
         experimental_spmd_xla_partitioning: Boolean. If true,
             `experimental_assign_to_logical_device` raises `ValueError`.
         optimizer_state: String, `"mirrored"` or `"sharded"`, as in a
             `MultiWorkerMirroredStrategy`.
         variables: String, `"mirrored"` or `"sharded"`, as in a
             `MultiWorkerMirroredStrategy`.
+        layout_map: Mapping from patterns to layouts, as in a
+            `MirroredStrategy`, of the variables that the cores of a replica
+            divide.
 
     Raises:
-        DeviceError: If there is no TPU, or if the assignment has other cores.
-        NotImplementedError: If a replica would have several cores.
+        DeviceError: If there is no TPU, if the assignment has other cores, or
+            if replicas have several cores on several hosts.
         ClusterError: If the workers can't be determined, can't be reached, or
             are not on all hosts.
-        ValueError: If `optimizer_state` or `variables` is any other value.
+        ValueError: If `optimizer_state`, `variables` or `layout_map` is any
+            other value.
 
     Example:
 
@@ -68,20 +77,24 @@ class TPUStrategy(Strategy):
         experimental_spmd_xla_partitioning: bool = False,
         optimizer_state: str = "mirrored",
         variables: str = "mirrored",
+        layout_map: Any = None,
     ) -> None:
         shards_optimizer = check_optimizer_state(optimizer_state)
         shards_variables = check_variables(variables)
-        _check_assignment(experimental_device_assignment)
+        num_cores = _num_cores(experimental_device_assignment)
+        check_logical_devices(num_cores or 1)
+        layouts = layouts_for(layout_map, num_cores, _NEEDED)
         system = find_tpus(tpu_cluster_resolver)
         devices = _devices(system, experimental_device_assignment)
         self._cluster_resolver = system.resolver
         self._is_spmd = experimental_spmd_xla_partitioning
         plan = Plan(
-            tuple((device,) for device in devices),
+            divide_devices(devices, num_cores),
             devices,
             system.cluster,
             shards_optimizer=shards_optimizer,
             shards_variables=shards_variables,
+            layouts=layouts,
         )
         super().__init__(plan)
         start_together(self, system.reason)
@@ -111,23 +124,20 @@ class TPUStrategy(Strategy):
         )
 
 
-def _check_assignment(assignment: Any) -> None:
+_NEEDED = "an `experimental_device_assignment` with num_cores_per_replica=n"
+
+
+def _num_cores(assignment: Any) -> int | None:
+    """Returns the number of cores of each replica; `None` if it is not said."""
     if assignment is None:
-        return
+        return None
     if not isinstance(assignment, DeviceAssignment):
         raise TypeError(
             "`experimental_device_assignment` must be a `keras_dist.tpu."
             f"experimental.DeviceAssignment`. Received: {assignment!r} of "
             f"type {type(assignment).__name__}."
         )
-    if assignment.num_cores_per_replica != 1:
-        raise NotImplementedError(
-            "A replica can't have several cores, as logical devices, yet. "
-            "Received: an assignment with "
-            f"{assignment.num_cores_per_replica} cores for each replica. "
-            "Expected: 1. If the model does not fit on one core, pass "
-            "`variables='sharded'`."
-        )
+    return assignment.num_cores_per_replica
 
 
 def _devices(
@@ -138,10 +148,12 @@ def _devices(
         return system.devices
     by_task: dict[int, list[int]] = {}
     for replica in range(assignment.num_replicas):
-        task = assignment.topology.task_ordinal_at_coordinates(
-            assignment.coordinates(replica, 0)
-        )
-        by_task.setdefault(task, []).append(assignment.tpu_ordinal(replica))
+        for core in range(assignment.num_cores_per_replica):
+            task = assignment.topology.task_ordinal_at_coordinates(
+                assignment.coordinates(replica, core)
+            )
+            ordinal = assignment.tpu_ordinal(replica, core)
+            by_task.setdefault(task, []).append(ordinal)
     num_hosts = len(system.places)
     every = [sorted(ordinals) for ordinals in by_task.values()]
     if sorted(by_task) != list(range(num_hosts)) or any(

@@ -139,7 +139,7 @@ def _total(variables: Sequence[keras.Variable]) -> int:
 def placement_of(plan: Plan) -> Placement:
     """Converts a `Plan` to the `Placement` of the planning tools."""
     return Placement(
-        devices=tuple(map(str, plan.devices)),
+        devices=tuple(map(str, plan.all_devices)),
         keepers=tuple(map(str, plan.keepers)),
         num_workers=plan.num_workers,
         split=_split_by(plan),

@@ -33,6 +33,10 @@ _ESTIMATED = (
     "The amount that a step sends is a minimum: a backend may send more. "
     "Data, losses, metrics and batch statistics are not counted."
 )
+_LOGICAL = (
+    "The amount that a step sends is not estimated: the compiler chooses what "
+    "the logical devices of a replica send."
+)
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,8 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     much, because XLA sums whole gradients there. With central variables, all
     of the model's variables go to each replica on another device, which sends
     `T` bytes of gradients back. With `W` workers, each sends `2 (W - 1) / W T`
-    bytes more, after it has added up its own devices' gradients.
+    bytes more, after it has added up its own devices' gradients. With several
+    logical devices a replica, nothing is estimated.
 
     Args:
         model: A built `keras.Model`, under any strategy or none.
@@ -275,12 +280,16 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     placement = counting.placement_of(binding.strategy.plan)
     load, kept = counting.load_of(model), counting.kept_of(model)
     sent = transfers(load, placement, kept)
+    if binding.strategy.plan.num_logical_devices > 1:
+        sent, estimate = (), _LOGICAL
+    else:
+        estimate = _ESTIMATED if sent else _ONE_REPLICA
     return Summary(
         model.name,
         repr(binding.strategy).strip("<>"),
         rows,
         placement.all_devices,
         sent,
-        (*notes, _ESTIMATED if sent else _ONE_REPLICA),
+        (*notes, estimate),
         max_rows,
     )

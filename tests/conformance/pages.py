@@ -15,8 +15,8 @@ PLACES = ["cpu:0", "cpu:0"] if BACKEND == "torch" else DEVICES
 
 # Examples that are not run: those of `experimental_*_logical_device(s)` on the
 # pages of Strategy, CentralStorageStrategy and TPUStrategy, which have so many
-# cores a replica along each side. They run with one logical device each. A test
-# of TPUStrategy's page holds that the others are refused.
+# cores a replica along each side. They run with one logical device each, and on
+# JAX, tests of its own run with several.
 NOT_RUN = [(1, 1, 1, 2), (1, 2, 2, 2)]
 
 

@@ -91,6 +91,17 @@ def sharded_variables():
     return _as_one_device(lambda: mirrored(variables="sharded"))
 
 
+def logical_devices():
+    layout_map = {".*/kernel": ("logical",)}
+    return _as_one_device(
+        lambda: keras_dist.MirroredStrategy(
+            [f"cpu:{index}" for index in range(4)],
+            logical_devices=2,
+            layout_map=layout_map,
+        )
+    )
+
+
 def stand_in():
     resolver = keras_dist.cluster_resolver.TPUClusterResolver("virtual")
     return _as_one_device(lambda: keras_dist.TPUStrategy(resolver))
@@ -340,6 +351,7 @@ PROBES = {
     "`MirroredStrategy`": several_devices,
     '`MirroredStrategy(optimizer_state="sharded")`': sharded,
     '`MirroredStrategy(variables="sharded")`': sharded_variables,
+    "`MirroredStrategy(logical_devices=2, layout_map=...)`": logical_devices,
     "`CentralStorageStrategy`": central,
     "`MultiWorkerMirroredStrategy`, two processes": trains_on_workers,
     "`TPUStrategy` with CPU devices in place of a TPU": stand_in,

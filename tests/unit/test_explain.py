@@ -61,8 +61,10 @@ def cut_on_jax(seen):
     from keras_dist_jax import batches
 
     def noting(put):
-        def noted(leaf, sharding, devices, *others):
-            array = put(leaf, sharding, devices, *others)
+        def noted(leaf, *where):
+            array = put(leaf, *where)
+            # A layout, or a sharding and the devices.
+            devices = where[-1] if len(where) == 2 else where[0].devices
             held = {s.device: s.data for s in array.addressable_shards}
             for index, device in enumerate(devices):
                 rows = np.asarray(held[device])

@@ -1,5 +1,6 @@
-"""Logical devices where a replica has several, which nothing spreads yet."""
+"""Replicas of several logical devices, on backends that have them or not."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -7,31 +8,46 @@ import keras_dist
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import override_backend
+from keras_dist.plugin.powers import HasLogicalDevices
 from keras_dist.testing import MemoryBackend
 
 CPUS = [Device("cpu", index) for index in range(4)]
+LAYOUTS = {".*/kernel": (None, "logical")}
+
+
+class LogicalBackend(MemoryBackend, HasLogicalDevices):
+    """A backend that has them, and places nothing."""
+
+    def logical_executor(self, plan):
+        return self.executor(plan)
 
 
 @pytest.fixture
-def strategy():
-    plan = Plan((tuple(CPUS[:2]), tuple(CPUS[2:])), tuple(CPUS[::2]))
-    with override_backend(MemoryBackend(CPUS)):
-        yield keras_dist.Strategy(plan)
+def backend():
+    with override_backend(LogicalBackend(CPUS)) as made:
+        yield made
 
 
-def test_several_logical_devices_are_refused_by_name(strategy):
-    x = np.ones((2, 4))
-    for call in (
-        lambda: strategy.experimental_assign_to_logical_device(x, 1),
-        lambda: strategy.experimental_split_to_logical_devices(x, [1, 2]),
-        lambda: strategy.experimental_replicate_to_logical_devices(x),
-    ):
-        with pytest.raises(NotImplementedError, match="2 each"):
-            call()
+@pytest.fixture
+def strategy(backend):
+    return keras_dist.MirroredStrategy(logical_devices=2)
+
+
+def test_replicas_have_devices_in_order(strategy):
+    assert strategy.num_replicas_in_sync == 2
+    assert strategy.plan.replicas == (tuple(CPUS[:2]), tuple(CPUS[2:]))
+    assert strategy.plan.variable_devices == tuple(CPUS)
+    assert repr(strategy) == "<MirroredStrategy on cpu:0+cpu:1, cpu:2+cpu:3>"
+
+
+def test_one_replica_of_all_devices_is_not_one_device(backend):
+    plan = keras_dist.MirroredStrategy(logical_devices=4).plan
+    assert (plan.num_replicas, plan.num_logical_devices) == (1, 4)
+    assert not plan.is_one_device
 
 
 @pytest.mark.parametrize("wrong", [2, -1, 0.0, None])
-def test_an_absent_one_is_refused_first(strategy, wrong):
+def test_an_absent_one_is_refused(strategy, wrong):
     with pytest.raises(ValueError, match="from 0 to 1"):
         strategy.experimental_assign_to_logical_device(1.0, wrong)
 
@@ -40,3 +56,59 @@ def test_an_absent_one_is_refused_first(strategy, wrong):
 def test_a_split_has_to_fit(strategy, wrong):
     with pytest.raises(ValueError, match="partition_dimensions"):
         strategy.experimental_split_to_logical_devices(np.ones((2, 4)), wrong)
+
+
+def test_a_size_that_is_not_known_yet_is_not_checked(strategy):
+    x = keras.KerasTensor((None, 4))
+    split = strategy.experimental_split_to_logical_devices
+    assert split(x, [2, 1]) is x
+
+
+@pytest.mark.parametrize("wrong", [0, -2, 1.5, "2"])
+def test_a_number_that_is_none(backend, wrong):
+    with pytest.raises(ValueError, match=r"`logical_devices`.*at least 1"):
+        keras_dist.MirroredStrategy(logical_devices=wrong)
+
+
+def test_devices_that_are_not_divided(backend):
+    with pytest.raises(
+        keras_dist.DeviceError, match=r"logical_devices=3 and 4 device\(s\)"
+    ):
+        keras_dist.MirroredStrategy(logical_devices=3)
+
+
+def test_a_map_needs_logical_devices(backend):
+    with pytest.raises(ValueError, match="Expected: `logical_devices=n` too"):
+        keras_dist.MirroredStrategy(layout_map=LAYOUTS)
+    assert keras_dist.MirroredStrategy(
+        logical_devices=1, layout_map=LAYOUTS
+    ).plan.replicas == tuple((device,) for device in CPUS)
+
+
+def test_no_cross_device_ops_combine_their_values(backend):
+    with pytest.raises(ValueError, match="No CrossDeviceOps does this"):
+        keras_dist.MirroredStrategy(
+            cross_device_ops=keras_dist.ReductionToOneDevice(),
+            logical_devices=2,
+        )
+
+
+@pytest.mark.only_on("tensorflow", "torch", reason="JAX has them.")
+@pytest.mark.runs_on("tensorflow", "torch")
+def test_the_error_says_which_backend_has_them():
+    expected = rf"'{keras.backend.backend()}'.*Received: 2 logical.*'jax'"
+    with pytest.raises(ValueError, match=expected):
+        keras_dist.MirroredStrategy(
+            ["cpu:0"], logical_devices=2, layout_map=LAYOUTS
+        )
+    plan = Plan((tuple(CPUS[:2]),), tuple(CPUS[:2]))
+    with pytest.raises(ValueError, match=expected):
+        keras_dist.Strategy(plan)
+
+
+def test_a_backend_without_them():
+    with (
+        override_backend(MemoryBackend(CPUS)),
+        pytest.raises(ValueError, match="computes on one device"),
+    ):
+        keras_dist.MirroredStrategy(logical_devices=2)

@@ -215,9 +215,14 @@ def test_no_tpu_here():
             made()
 
 
-def test_several_cores_a_replica():
-    with pytest.raises(NotImplementedError, match="2 cores for each replica"):
-        keras_dist.TPUStrategy(None, assignment(PLACES, num_cores=2))
+@one_host
+def test_several_cores_a_replica(backend):
+    topology = Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=PLACES[:1])
+    built = DeviceAssignment(topology, np.array(PLACES[:1]))
+    with pytest.raises(ValueError, match="2 logical devices for each replica"):
+        keras_dist.TPUStrategy(None, built)
+    with pytest.raises(ValueError, match="num_cores_per_replica=n"):
+        keras_dist.TPUStrategy(layout_map={})
 
 
 def test_what_is_no_assignment():
