@@ -27,7 +27,7 @@ from keras_dist_jax.optimizer_calls import Updates
 from keras_dist_jax.shards import Shards
 
 
-class _Creation(threading.local):
+class _SlotCreation(threading.local):
     # The variable for which this thread is making a slot.
     reference: Any = None
 
@@ -39,7 +39,7 @@ class Sharding:
         self._plan = plan
         self.layout = layout
         self._axes = LogicalAxes(plan.layouts)
-        self._creating = _Creation()
+        self._creating = _SlotCreation()
         if plan.shards_variables:
             scans.install()
 
