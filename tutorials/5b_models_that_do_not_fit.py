@@ -452,6 +452,35 @@ for name, strategy in strategies.items():
 # way. For `h100:8x8` it needs at most 25.9 GB on a device, and took 5 seconds.
 # For 256 small TPUs, `v5e:16x16`, it needs 16.0 of 16.9 GB.
 #
+# ## Several devices for one replica
+#
+# A layer can also be too large for one device, or a batch too small to be
+# divided over all of them. Then a replica gets several devices, its logical
+# devices. `layout_map` says which axis of which variable they divide. Here the
+# two devices of a replica each compute half of the hidden units of a block.
+# `up` is divided along its outputs and `down` along its inputs, so that the
+# devices only meet after `down`, to sum.
+
+# %%
+layout_map = {
+    r".*up/kernel": (None, "logical"),
+    r".*up/bias": ("logical",),
+    r".*down/kernel": ("logical", None),
+}
+try:
+    strategies["2 replicas of 2"] = keras_dist.MirroredStrategy(
+        devices, logical_devices=2, layout_map=layout_map
+    )
+except ValueError as error:
+    print(error)
+else:
+    model, found = train(strategies["2 replicas of 2"])
+    print("2 replicas of 2  ", *(f"{loss:.5f}" for loss in found))
+    for name in ("mirrored", "2 replicas of 2"):
+        each = keras_dist.summary(models.get(name, model), max_rows=0).devices
+        print(f"{name:17} {each[0].of_groups[0] / 1000:.0f} kB of weights each")
+
+# %% [markdown]
 # ## Limits
 #
 # - On JAX, `MultiWorkerMirroredStrategy` and `TPUStrategy` take the same
