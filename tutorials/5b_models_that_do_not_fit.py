@@ -474,8 +474,8 @@ try:
 except ValueError as error:
     print(error)
 else:
-    model, found = train(strategies["2 replicas of 2"])
-    print("2 replicas of 2  ", *(f"{loss:.5f}" for loss in found))
+    model, in_twos = train(strategies["2 replicas of 2"])
+    print("2 replicas of 2  ", *(f"{loss:.5f}" for loss in in_twos))
     for name in ("mirrored", "2 replicas of 2"):
         each = keras_dist.summary(models.get(name, model), max_rows=0).devices
         print(f"{name:17} {each[0].of_groups[0] / 1000:.0f} kB of weights each")
@@ -483,12 +483,13 @@ else:
 # %% [markdown]
 # ## Limits
 #
-# - On JAX, `MultiWorkerMirroredStrategy` and `TPUStrategy` take the same
-#   argument. On PyTorch, only `MultiWorkerMirroredStrategy` does, with one
-#   device in each process. TensorFlow can't do it.
-# - A layer's variable is whole while the layer computes. The largest variable
-#   has to fit on a device, with its activations. Sharding does not divide the
-#   work inside of a layer.
+# - On JAX, `MultiWorkerMirroredStrategy` and `TPUStrategy` take `variables`,
+#   too. On PyTorch, only `MultiWorkerMirroredStrategy` does, with one device in
+#   each process. TensorFlow can't do it. Logical devices are for JAX and one
+#   process.
+# - With `variables="sharded"`, a layer's variable is whole while the layer
+#   computes. The largest variable has to fit on a device, with its activations.
+#   Logical devices divide it, and the work inside of the layer.
 # - Each step sends at least as many bytes as with mirrored variables. With
 #   blocks that are computed again, it sends more. A slow network makes it slow.
 # - Variables with fewer than 1,024 elements stay copies.
@@ -516,6 +517,17 @@ for ours, theirs in zip(
     loaded.get_weights(), models[last].get_weights(), strict=True
 ):
     np.testing.assert_array_equal(ours, theirs)
+
+# A checkpoint in parts is the same on fewer devices.
+if keras.backend.backend() != "tensorflow":
+    for ours, theirs in zip(
+        on_two.get_weights(), models[last].get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+# Two devices that divide a replica compute what one does.
+if "2 replicas of 2" in strategies:
+    np.testing.assert_allclose(in_twos, losses["plain Keras"], rtol=1e-3)
 
 # Mirrored, each device keeps all. By the plan, sharded is an eighth of it.
 assert kept["mirrored"] == kept["plain Keras"]
