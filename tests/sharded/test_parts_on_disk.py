@@ -254,6 +254,35 @@ def test_an_unfinished_checkpoint(path):
     refused(model, path, FileNotFoundError, str(path))
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_damaged_checkpoint(path, text):
+    model = trained()
+    keras_dist.save_sharded(model, path)
+    (path / "checkpoint.json").write_text(text)
+    refused(model, path, FileNotFoundError, str(path))
+    keras_dist.save_sharded(model, path)
+    keras_dist.restore_sharded(model, path)
+
+
+def test_damaged_parts(path):
+    """The error is that of the library that reads; a note says where."""
+    model = trained()
+    keras_dist.save_sharded(model, path)
+    for file in path.glob("parts-*/**/*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:16])
+    with pytest.raises(BaseException) as raised:
+        keras_dist.restore_sharded(model, path)
+    (note,) = raised.value.__notes__
+    assert f"path='{path}'" in note
+
+
+@pytest.mark.parametrize("function", ["save_sharded", "restore_sharded"])
+def test_what_is_no_model(path, function):
+    with pytest.raises(TypeError, match=r"Expected: a `keras\.Model`"):
+        getattr(keras_dist, function)(path, path)
+
+
 def test_a_file_in_its_place(path):
     path.write_text("mine")
     with pytest.raises(ValueError, match="Expected: a folder"):

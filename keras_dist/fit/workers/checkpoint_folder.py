@@ -140,7 +140,9 @@ class CheckpointFolder:
 
     def _read_index(self) -> str:
         """Returns the text of the index; empty without a whole checkpoint."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        absent = FileNotFoundError, NotADirectoryError
+        damaged = ValueError, LookupError, TypeError
+        with contextlib.suppress(*absent, *damaged):
             with open(self._index) as file:
                 text = file.read()
             parts = os.path.join(self.path, json.loads(text)[_PARTS])

@@ -34,6 +34,7 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
             there.
 
     Raises:
+        TypeError: If `model` is no `keras.Model`.
         ValueError: If the model is not built, or if `path` is a file or the
             address of another host.
         ClusterError: If a worker does not see the others' files.
@@ -76,6 +77,7 @@ def restore_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
         path: String or path, the folder that `keras_dist.save_sharded` wrote.
 
     Raises:
+        TypeError: If `model` is no `keras.Model`.
         FileNotFoundError: If there is no complete checkpoint.
         ValueError: If the checkpoint is of another backend or has other
             variables, or if the model is not built.

@@ -30,6 +30,11 @@ class TrainingState:
     """The state of a model, who keeps it, and where it is saved."""
 
     def __init__(self, model: keras.Model, path: Any) -> None:
+        if not isinstance(model, keras.Model):
+            raise TypeError(
+                "A checkpoint in parts is one of a model. Received: "
+                f"{model!r}. Expected: a `keras.Model`, then a path."
+            )
         self._model = model
         self._power = _power()
         strategy = strategy_of(model)
@@ -95,8 +100,15 @@ class TrainingState:
         """Names a lost worker if that is why something fails inside."""
         try:
             yield
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # PyTorch's is no `Exception`
             raise_explained(error, self._workers)
+            error.add_note(
+                "The parts of the checkpoint could not be written or read. "
+                f"Received: path='{self._folder.path}'. The disk may be full, "
+                "or the files damaged."
+            )
             raise
 
 
