@@ -132,6 +132,24 @@ def plan(
             show_default="32 for each replica",
         ),
     ] = None,
+    logical_devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Devices of each replica, for --target.",
+            show_default="1",
+        ),
+    ] = None,
+    layout_map: Annotated[
+        pathlib.Path | None,
+        typer.Option(
+            help="JSON file with the layout_map for --logical-devices: "
+            '{".*up/kernel": [null, "logical"]}.',
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[
         pathlib.Path | None,
         typer.Option(
@@ -186,10 +204,19 @@ def plan(
                 )
         if parameter_devices > 1:
             fail("--parameter-devices: a target has one, the CPU of its host.")
-        _compile(target, model, strategy, split, batch_size, backend, json)
+        logical = logical_devices, layout_map
+        _compile(
+            target, model, strategy, split, logical, batch_size, backend, json
+        )
         return
     if batch_size is not None:
         fail("--batch-size: it is for --target. See --activations.")
+    for name, given in (
+        ("--logical-devices", logical_devices),
+        ("--layout-map", layout_map),
+    ):
+        if given is not None:
+            fail(f"{name}: it is for --target, which compiles a model.")
     choice = Choice(
         strategy or "mirrored",
         devices,
@@ -219,6 +246,7 @@ def _compile(
     model: str | None,
     strategy: str | None,
     split: str | None,
+    logical: tuple[int | None, pathlib.Path | None],
     batch_size: int | None,
     backend: str | None,
     json: pathlib.Path | None,
@@ -249,12 +277,16 @@ def _compile(
         with without_log_noise(), _stdout_kept_for(json):
             from keras_dist.cli.jobs.target import compiled_for
 
+            arguments = _logical(*logical)
             programs, load, choice, what = compiled_for(
-                model, target, strategy, split, batch_size
+                model, target, strategy, split, batch_size, arguments
             )
     except (KerasDistError, ValueError) as error:
         fail(str(error))
-    found = programs_json(target, programs) | as_json(load, choice)
+    computed = as_json(load, choice)
+    if arguments:  # the rest is for replicas of one device
+        computed = {"load": computed["load"]}
+    found = programs_json(target, programs) | computed
     text = json_module.dumps(found, indent=2)
     if _is_stdout(json):
         typer.echo(text)
@@ -262,6 +294,23 @@ def _compile(
     show_programs(console, what, target, programs)
     if json is not None:
         json.write_text(text + "\n")
+
+
+def _logical(
+    devices: int | None, layout_map: pathlib.Path | None
+) -> dict[str, Any]:
+    """Returns the arguments of a strategy for replicas of several devices."""
+    if layout_map is None:
+        return {} if devices is None else {"logical_devices": devices}
+    try:
+        layouts = json_module.loads(layout_map.read_text())
+        layouts = {key: tuple(axes) for key, axes in layouts.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"--layout-map {layout_map}: it has no layouts. {error}. Expected: "
+            'a JSON file such as {".*up/kernel": [null, "logical"]}.'
+        ) from error
+    return {"logical_devices": devices, "layout_map": layouts}
 
 
 def _of_parameters(

@@ -38,6 +38,18 @@ def wide():
         keras.layers.BatchNormalization(), keras.layers.Dense(8)]))
 
 
+def paired():
+    return compiled(
+        keras.Sequential(
+            [
+                keras.Input((64,)),
+                keras.layers.Dense(256, activation="relu", name="up"),
+                keras.layers.Dense(64, name="down"),
+            ]
+        )
+    )
+
+
 def sparse():
     inputs = {"a": keras.Input((3,), name="a"),
               "b": keras.Input((2, 2), name="b")}
@@ -404,12 +416,74 @@ def test_the_users_line_is_named_and_not_one_of_keras_dist(refused):
         (("--target", "cpu:2", "--params", "7e9"), "Leave --params out"),
         (("--target", "cpu:2", "--parameter-devices", "2"), "a target has one"),
         (("--params", "9", "--batch-size", "3"), "it is for --target"),
+        (("--params", "9", "--logical-devices", "2"), "it is for --target"),
     ],
 )
 def test_options_that_do_not_go_together(refused, options, words):
     if "--target" in options and "--model" not in words:
         options = ("--model", "models_for_targets:wide", *options)
     assert words in refused(*options)
+
+
+LAYOUTS = {".*up/kernel": [None, "logical"], ".*down/kernel": ["logical", None]}
+
+
+@pytest.fixture
+def layout_map(tmp_path):
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(LAYOUTS))
+    return path
+
+
+@ON_JAX
+@pytest.mark.parametrize("count", [2, 4])
+def test_logical_devices(planned, layout_map, count):
+    """The activations of a pair are summed once each way, in a replica."""
+    options = ("--target", "cpu:4", "--batch-size", "8")
+    logical = ("--logical-devices", str(count), "--layout-map", str(layout_map))
+    (whole,) = planned("paired", *options)["programs"]
+    found = planned("paired", *options, *logical)
+    (program,) = found["programs"]
+    assert "plans" not in found and found["load"]["trainable"] == 4 * 33_088
+    assert whole["state"]["trainable"] == 4 * 33_088
+    kernels = 4 * 2 * 64 * 256
+    assert program["state"]["trainable"] == 4 * 320 + kernels / count
+    moved = sum(each["num_bytes"] for each in program["collectives"])
+    # What `down` gives for the rows of a replica, and with two replicas the
+    # gradients of the parts.
+    activations = 8 * 64 * 4 * count // 4
+    gradients = 4 * 320 + kernels / count if count == 2 else 0
+    assert activations <= moved - gradients <= 2 * activations
+
+
+@ON_JAX
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--logical-devices", "3"), "a multiple of 3 devices"),
+        (("--layout-map", "map.json"), "`logical_devices=n` too"),
+        (
+            ("--logical-devices", "2", "--layout-map", "bad.json"),
+            "it has no layouts",
+        ),
+        (
+            ("--logical-devices", "2", "--strategy", "one-device"),
+            "Received: --strategy one-device",
+        ),
+        (
+            ("--logical-devices", "2", "--layout-map", "other.json"),
+            "names no variable",
+        ),
+    ],
+)
+def test_logical_devices_that_can_not_be(
+    refused, layout_map, monkeypatch, options, words
+):
+    layout_map.with_name("bad.json").write_text("[1]")
+    layout_map.with_name("other.json").write_text('{"x/kernel": ["logical"]}')
+    monkeypatch.chdir(layout_map.parent)
+    model = ("--model", "models_for_targets:paired", "--target", "cpu:4")
+    assert words in refused(*model, *options)
 
 
 @ON_JAX

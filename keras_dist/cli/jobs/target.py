@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -42,8 +43,12 @@ def compiled_for(
     strategy_name: str | None,
     split: str | None,
     batch_size: int | None,
+    logical: Mapping[str, Any] | None = None,
 ) -> tuple[list[CompiledProgram], Load, Choice, str]:
     """Compiles the training step of a user's model for a target.
+
+    Arguments in `logical` are for a strategy whose replicas have several
+    devices.
 
     Returns the programs, the load of the model, the strategy with the
     target's devices, and a description.
@@ -62,7 +67,7 @@ def compiled_for(
     function = function_of(spec)
     with backend.on_target(target) as workers:
         choice = choice_on(target, workers, strategy_name, split)
-        strategy = strategy_of(choice, target)
+        strategy = strategy_of(choice, target, logical)
         rows = batch_size or _ROWS * strategy.num_replicas_in_sync
         with without_values():
             model, batch = _model_of(spec, function, strategy, rows)
@@ -77,8 +82,17 @@ def compiled_for(
     return programs, load, choice, f"{what}, {rows:,} rows a step"
 
 
-def strategy_of(choice: Choice, target: Target) -> Any:
+def strategy_of(
+    choice: Choice, target: Target, logical: Mapping[str, Any] | None = None
+) -> Any:
     """Makes the chosen strategy on the devices of a target."""
+    if logical and choice.strategy != "mirrored":
+        raise ValueError(
+            "--logical-devices, --layout-map: replicas of several devices are "
+            f"for MirroredStrategy. Received: --strategy {choice.strategy}, on "
+            f"{target}. Expected: --strategy mirrored, and a target with one "
+            "host."
+        )
     if choice.strategy == "one-device":
         return keras_dist.OneDeviceStrategy(f"{target.kind.platform}:0")
     sharded: dict[str, Any] = {}
@@ -87,7 +101,7 @@ def strategy_of(choice: Choice, target: Target) -> Any:
     if choice.strategy == "central":
         return keras_dist.CentralStorageStrategy()
     if choice.strategy == "mirrored":
-        return keras_dist.MirroredStrategy(**sharded)
+        return keras_dist.MirroredStrategy(**sharded, **(logical or {}))
     tasks = [f"host{index}:1" for index in range(choice.workers or 1)]
     resolver = SimpleClusterResolver(
         ClusterSpec({"worker": tasks}), task_type="worker", task_id=0
