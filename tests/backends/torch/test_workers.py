@@ -15,6 +15,7 @@ import torch
 import keras_dist
 from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import alone_on_purpose
+from keras_dist_torch import stores
 from keras_dist_torch import workers
 from workers import count_jobs
 
@@ -218,4 +219,4 @@ def _has_address(host):
 )
 def test_a_worker_without_an_address_finds_its_own(leader, own):
     cluster = Cluster(1, leader, (leader, ""))
-    assert workers.own_host(cluster) == own
+    assert stores.own_host(cluster) == own
