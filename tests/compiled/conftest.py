@@ -32,10 +32,16 @@ def compiled():
 
 
 def _compiled(target):
+    found = found_by("compiled.programs", [target])[target]
+    return found["devices"], found["programs"]
+
+
+def found_by(module, targets):
+    """Runs a module in a process of its own, and returns its JSON by target."""
     # Without the flags that make the tests' own programs start sooner.
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     run = subprocess.run(
-        [sys.executable, "-m", "compiled.programs", target],
+        [sys.executable, "-m", module, *targets],
         cwd=TESTS,
         env=environment,
         capture_output=True,
@@ -43,5 +49,5 @@ def _compiled(target):
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    found = json.loads(run.stdout.splitlines()[-1])
-    return found["devices"], found["programs"]
+    lines = run.stdout.splitlines()[-len(targets) :]
+    return dict(zip(targets, map(json.loads, lines), strict=True))

@@ -1,13 +1,8 @@
 """What the logical devices of a replica send each other on accelerators."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 
-from runs.runs import TESTS
+from compiled.conftest import found_by
 
 TARGETS = ("h100:8", "v5e:2x4")
 WAYS = ("fit", "function")
@@ -23,18 +18,7 @@ ROWS = {"pair": 32 * 256, "attention": 32 * 128 * 256}
 
 @pytest.fixture(scope="module")
 def found():
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    run = subprocess.run(
-        [sys.executable, "-m", "compiled.logical", *TARGETS],
-        cwd=TESTS,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.splitlines()[-len(TARGETS) :]
-    return dict(zip(TARGETS, map(json.loads, lines), strict=True))
+    return found_by("compiled.logical", TARGETS)
 
 
 @pytest.mark.parametrize("way", WAYS)

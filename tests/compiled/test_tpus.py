@@ -1,15 +1,11 @@
 """`TPUStrategy` with the devices that the compiler for TPUs describes."""
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from runs.runs import TESTS
+from compiled.conftest import found_by
 
 # Sides of the mesh, and hosts.
 TARGETS = {
@@ -23,18 +19,7 @@ TARGETS = {
 
 @pytest.fixture(scope="module")
 def found():
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    run = subprocess.run(
-        [sys.executable, "-m", "compiled.tpus", *TARGETS],
-        cwd=TESTS,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    lines = run.stdout.splitlines()[-len(TARGETS) :]
-    return dict(zip(TARGETS, map(json.loads, lines), strict=True))
+    return found_by("compiled.tpus", TARGETS)
 
 
 @pytest.mark.parametrize("target", TARGETS)
