@@ -103,6 +103,14 @@ def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:
     ]
 
 
+def given(
+    each: Sequence[Any], whole: list[Any], differ: Sequence[bool]
+) -> tuple[list[Any], list[Any]]:
+    """Returns what a region gives: each replica's own values, with an axis for
+    replicas, and values that all replicas share."""
+    return [jnp.asarray(x)[None] for x in each], averaged(whole, differ)
+
+
 # One value of a rendezvous: "tensor" with shape and dtype, "value" with a
 # number or string, or "object" without a description.
 Described = tuple[str, Any]

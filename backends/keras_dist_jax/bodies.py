@@ -10,6 +10,7 @@ import jax
 import keras
 from jax import lax
 from jax import numpy as jnp
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec
 
 from keras_dist.core import context
@@ -33,14 +34,17 @@ from keras_dist_jax.layout import Shapes
 from keras_dist_jax.lockstep import Lockstep
 from keras_dist_jax.regions import Region
 from keras_dist_jax.regions import TracedCall
+from keras_dist_jax.segments import CUT
+from keras_dist_jax.segments import ON_EACH
+from keras_dist_jax.segments import Segments
+from keras_dist_jax.segments import Updates
+from keras_dist_jax.segments import over_replicas
+from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.structure import ARRAY_TYPES
 from keras_dist_jax.structure import check_constant
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
 
-CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
-# For arrays whose first axis is for steps.
-CUT_STEPS = PartitionSpec(None, AXIS)
 _MAX_TRACES = 4
 
 
@@ -51,6 +55,7 @@ def run_region(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    sharding: Sharding | None = None,
     scans: bool = False,
 ) -> Any:
     """Traces `fn` once for all replicas, as a part of a compiled function."""
@@ -60,34 +65,18 @@ def run_region(
     keras_hooks().install()
     arguments, held, leaves = _held((tuple(args), dict(kwargs)), layout)
     known = [v for k, v in trace.variables.items() if k in trace.values]
-    body = _Body(strategy, layout, trace, fn, arguments, held, known)
-    traces: list[BodyTrace] = []
-
-    def on_each_device(leaves: list[Any], values: list[Any]) -> Any:
-        one = [leaf[0] for leaf in leaves] if scans else leaves
-        traced = body.traced(one, values)
-        traces.append(traced)
-        if scans and not trace.is_survey:
-            results, split, whole = traced.scan(leaves, values, known)
-        else:
-            results, split, whole = traced.run(one, values)
-        return [jnp.asarray(x)[None] for x in results], split, whole
-
-    cut = CUT_STEPS if scans else CUT
-    results, split, whole = jax.shard_map(
-        on_each_device,
-        mesh=layout.whole.mesh,
-        in_specs=(
-            [cut if argument.is_cut else ON_EACH for argument in held],
-            [CUT if is_split(variable) else ON_EACH for variable in known],
-        ),
-        out_specs=(CUT, CUT, ON_EACH),
-        # The compiler divides what is along the other axes of the mesh.
-        axis_names={AXIS},
-        check_vma=False,
-    )(leaves, [trace.values[id(variable)] for variable in known])
-    traced = traces[-1].first
-    for variable, value in zip(traced.written, [*split, *whole], strict=True):
+    values = [trace.values[id(variable)] for variable in known]
+    updates = None
+    if sharding is not None and not trace.is_survey:
+        updates = Updates(sharding)
+    body = _Body(strategy, layout, trace, fn, arguments, held, known, updates)
+    one = [leaf[0] for leaf in leaves] if scans else leaves
+    traced = body.traced([*one, *values])
+    if scans and not trace.is_survey:
+        results, new = traced.scan(leaves, values, known)
+    else:
+        results, new = traced.run([*one, *values])
+    for variable, value in zip(traced.first.written, new, strict=True):
         trace.write(variable, value)
     joined = iter(results)
 
@@ -99,7 +88,7 @@ def run_region(
             return value[0]
         return JoinedPerReplica(value, True, layout, None, leaf.shapes)
 
-    return map_nest(result, traced.outline)
+    return map_nest(result, traced.first.outline)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,44 +135,65 @@ def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
 class BodyTrace:
     """A replica function, traced for all devices."""
 
+    mesh: Mesh
+    specs: list[PartitionSpec]  # of its arguments: tensors, then variables
     first: agreement.VariantTrace
     is_mean: list[bool]  # for each variable that is no per-replica one
     lockstep: Lockstep | None  # `None`: the first trace serves all replicas
+    segments: Segments | None = None  # `None`: one region runs all of it
 
-    def run(self, leaves: list[Any], values: list[Any]) -> Any:
-        """Runs the function; returns results, split and other variables."""
-        flat = [*leaves, *values]
+    def run(self, arguments: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Runs the function; returns results, and values of variables."""
+        if self.segments is not None:
+            atoms = opened(self.first.program).outvars
+            each, whole = self.segments.run(
+                arguments, *self._divided(atoms), self.is_mean
+            )
+        else:
+            each, whole = over_replicas(
+                self.mesh, self._on_each_device, self.specs, (CUT, ON_EACH)
+            )(arguments)
+        count = len(each) + len(whole) - len(self.first.written)
+        return each[:count], [*each[count:], *whole]
+
+    def _on_each_device(self, arguments: list[Any]) -> Any:
         if self.lockstep is None:
             program = self.first.program
-            flat = jax.core.eval_jaxpr(opened(program), program.consts, *flat)
+            found = jax.core.eval_jaxpr(
+                opened(program), program.consts, *arguments
+            )
         else:
             variants = jnp.asarray(self.first.peers.variant_of)
-            flat = self.lockstep.run(variants[lax.axis_index(AXIS)], flat)
-        results, split, whole = self.first.structure.unflatten(flat)
-        means = agreement.averaged(whole, self.is_mean)
-        return results, [jnp.asarray(x)[None] for x in split], means
+            variant = variants[lax.axis_index(AXIS)]
+            found = self.lockstep.run(variant, arguments)
+        return agreement.given(*self._divided(found), self.is_mean)
+
+    def _divided(self, found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Divides what the program gives: each replica's own, and shared."""
+        results, split, whole = self.first.structure.unflatten(found)
+        return [*results, *split], whole
 
     def scan(
         self,
         leaves: list[Any],
         values: list[Any],
         known: Sequence[keras.Variable],
-    ) -> Any:
+    ) -> tuple[list[Any], list[Any]]:
         """Runs the function for one step after another; returns as `run`."""
         position = {id(v): i for i, v in enumerate(known)}
         written = [position[id(variable)] for variable in self.first.written]
 
         def step(values: list[Any], leaves: list[Any]) -> Any:
-            results, split, whole = self.run(leaves, values)
+            results, new = self.run([*leaves, *values])
             values = list(values)
-            for index, value in zip(written, [*split, *whole], strict=True):
+            for index, value in zip(written, new, strict=True):
                 values[index] = value
             return values, results
 
         values, results = lax.scan(step, values, leaves)
-        new = [values[index] for index in written]
-        count = len(new) - len(self.is_mean)
-        return results, new[:count], new[count:]
+        # The axis for replicas is in front of that for steps.
+        results = [jnp.swapaxes(result, 0, 1) for result in results]
+        return results, [values[index] for index in written]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,17 +207,28 @@ class _Body:
     arguments: Any
     held: list[_Argument]
     known: list[keras.Variable]
+    updates: Updates | None
 
-    def traced(self, leaves: list[Any], values: list[Any]) -> BodyTrace:
+    def traced(self, arguments: list[Any]) -> BodyTrace:
         """Traces all variants, and joins them."""
-        variants = self._variants(leaves, values)
+        specs = [CUT if each.is_cut else ON_EACH for each in self.held]
+        specs += [CUT if is_split(v) else ON_EACH for v in self.known]
+        variants: list[agreement.VariantTrace] = []
+
+        def trace_all(arguments: list[Any]) -> tuple[()]:
+            count = len(self.held)
+            variants[:] = self._variants(arguments[:count], arguments[count:])
+            return ()
+
+        mesh = self.layout.whole.mesh
+        jax.eval_shape(over_replicas(mesh, trace_all, specs, ()), arguments)
         # With one replica a worker, values are not per-replica ones, but they
         # still differ between workers.
         is_own = self.layout.is_wide and len(self.layout.devices) == 1
-        arguments = [argument.is_cut or is_own for argument in self.held]
-        arguments += map(is_split, self.known)
+        is_cut = [argument.is_cut or is_own for argument in self.held]
+        is_cut += map(is_split, self.known)
         programs = [variant.program for variant in variants]
-        each = [differing(p, arguments) for p in programs]
+        each = [differing(p, is_cut) for p in programs]
         several = self.layout.num_replicas > 1
         differ = [several and any(own) for own in zip(*each, strict=True)]
         lockstep = None
@@ -219,7 +240,10 @@ class _Body:
         *_, whole_differs = first.structure.unflatten(differ)
         whole = first.written[len(first.written) - len(whole_differs) :]
         is_mean = agreement.means_of(whole, whole_differs)
-        return BodyTrace(first, is_mean, lockstep)
+        segments = None
+        if self.updates is not None and lockstep is None:
+            segments = self.updates.segments(first.program, mesh, specs, is_cut)
+        return BodyTrace(mesh, specs, first, is_mean, lockstep, segments)
 
     def _variants(
         self, leaves: list[Any], values: list[Any]
@@ -272,6 +296,7 @@ class _Body:
                     for variable, value in zip(self.known, values, strict=True)
                 },
                 peers,
+                self.updates,
             )
             outline, results = self._called(region, leaves, like)
             written = list(region.written.values())

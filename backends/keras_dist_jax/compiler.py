@@ -31,6 +31,7 @@ from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
 from keras_dist_jax.program import Program
+from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.slots import Slots
 from keras_dist_jax.structure import IsTracedError
 from keras_dist_jax.structure import flatten
@@ -49,6 +50,7 @@ def scanned(
     structure: Any,
     leaves: Sequence[Any],
     steps: int,
+    sharding: Sharding | None = None,
 ) -> Any:
     """Calls a replica function for batch after batch; stacks the results."""
     # `leaves` are the traced arguments of all steps, one step after the other.
@@ -58,7 +60,9 @@ def scanned(
     assert trace is not None
     if layout is not None:
         args = unflatten(structure, iter(stacked))
-        return run_region(strategy, layout, trace, fn, args, {}, scans=True)
+        return run_region(
+            strategy, layout, trace, fn, args, {}, sharding, scans=True
+        )
 
     outlines: list[Any] = []
 
@@ -108,6 +112,9 @@ _STACKED = (jax.Array, jax.ShapeDtypeStruct, PerReplica)
 
 class JaxCompiler(Compiler):
     """A compiler of functions for a layout."""
+
+    # Of an executor that keeps variables in parts.
+    sharding: Sharding | None = None
 
     def __init__(self, layout: Layout | None, gate: Gate) -> None:
         self._layout = layout
@@ -175,7 +182,13 @@ class JaxCompiler(Compiler):
         assert self._layout is not None
         trace.use(self._layout, self._gate)
         return run_region(
-            strategy, self._layout, trace, python, args, kwargs or {}
+            strategy,
+            self._layout,
+            trace,
+            python,
+            args,
+            kwargs or {},
+            self.sharding,
         )
 
     def scan(
@@ -285,7 +298,13 @@ class JaxCompiler(Compiler):
             if strategy is not None and isinstance(mode, tuple):
                 layout = self._layout if self._several else None
                 return scanned(
-                    strategy, layout, python(), args_structure, leaves, mode[1]
+                    strategy,
+                    layout,
+                    python(),
+                    args_structure,
+                    leaves,
+                    mode[1],
+                    self.sharding,
                 )
             rest = iter(leaves)
             args = unflatten(args_structure, rest)

@@ -190,24 +190,26 @@ _OF_EACH = {"axis_index", "io_callback", "rng_uniform"}
 
 def differing(program: Any, arguments: Sequence[bool]) -> list[bool]:
     """Tells for each output whether it may differ between replicas."""
+    found = differing_in(program, arguments)
+    return [
+        not isinstance(atom, Literal) and atom in found
+        for atom in opened(program).outvars
+    ]
+
+
+def differing_in(program: Any, arguments: Sequence[bool]) -> set[Any]:
+    """Returns the values in a program that may differ between replicas."""
     jaxpr = opened(program)
-    differs: set[Any] = set()
-    for var, own in zip(jaxpr.invars, arguments, strict=True):
-        if own:
-            differs.add(var)
-
-    def may_differ(atom: Any) -> bool:
-        return not isinstance(atom, Literal) and atom in differs
-
+    found = {v for v, own in zip(jaxpr.invars, arguments, strict=True) if own}
     for equation in jaxpr.eqns:
-        inputs = [may_differ(atom) for atom in equation.invars]
+        inputs = [
+            not isinstance(atom, Literal) and atom in found
+            for atom in equation.invars
+        ]
         outputs = _of_equation(equation, inputs)
-        differs.update(
-            var
-            for var, own in zip(equation.outvars, outputs, strict=True)
-            if own
-        )
-    return [may_differ(atom) for atom in jaxpr.outvars]
+        pairs = zip(equation.outvars, outputs, strict=True)
+        found.update(var for var, own in pairs if own)
+    return found
 
 
 def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:

@@ -63,6 +63,7 @@ class Region:
         trace: Trace,
         values: Mapping[int, Any],
         peers: Peers,
+        updates: Any = None,
     ) -> None:
         self.strategy = strategy
         self.layout = layout
@@ -73,6 +74,8 @@ class Region:
         self.written: dict[int, keras.Variable] = {}
         self.scope = RegionScope(self)
         self.peers = peers
+        # The `Updates` of variables in parts, or `None`.
+        self.updates = updates
         self.branches = trace.branches
         # By the id of the first component of a gathered value: all components,
         # and this replica's own.
@@ -338,7 +341,10 @@ class TracedCall(ReplicaCall):
 
     def __init__(self, region: Region) -> None:
         strategy: Any = region.strategy
-        super().__init__(TracedReplica(region), TracedRunner(region), strategy)
+        runner = TracedRunner(region)
+        if region.updates is not None:
+            runner = region.updates.runner(region)
+        super().__init__(TracedReplica(region), runner, strategy)
         self._region = region
         self.writes = _OwnWrites()
 

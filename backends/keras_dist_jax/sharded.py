@@ -15,7 +15,6 @@ from keras_dist.plugin.home import Home
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.sharding.sharded_optimizer import check_gradients
-from keras_dist.sharding.supported import inner_of
 from keras_dist.sharding.supported import rate_now
 from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
@@ -30,6 +29,7 @@ from keras_dist_jax.placement import JaxShardedHome
 from keras_dist_jax.replicas import JaxReplicas
 from keras_dist_jax.running import Running
 from keras_dist_jax.sharded_steps import Sharding
+from keras_dist_jax.sharded_steps import state_of
 from keras_dist_jax.trainer import Trainer
 from keras_dist_jax.workers import JaxWorkers
 
@@ -50,6 +50,7 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
             layout, gate, self._sharding, plan.first_replica, workers
         )
 
+        self.compiler.sharding = self._sharding
         self.initial_values = InitialValues(self._sharding, gate, workers)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -124,7 +125,7 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
         check_gradients(optimizer, gradients[0], trained, everything)
         sums = self.sum_gradients(None, gradients, weights, trained)
         summed, trained = with_gradients(optimizer, sums, trained)
-        state = _state_of(optimizer, trained)
+        state = state_of(optimizer, trained)
         # A schedule, or a function of the user's, is evaluated at each update.
         rate = rate_now(optimizer)
         key = (
@@ -163,20 +164,6 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
 def _named(arrays: Any, gradients: Any, rate: Any) -> dict[str, Any]:
     """Names the arguments of an update."""
     return {"variables": arrays, "batch": [gradients, rate]}
-
-
-def _state_of(
-    optimizer: Any, variables: Sequence[keras.Variable]
-) -> list[keras.Variable]:
-    """Returns all variables that an update may read or write."""
-    own = [
-        value
-        for value in vars(inner_of(optimizer)).values()
-        if isinstance(value, keras.Variable)
-    ]
-    trained = internals.trained_by(optimizer)
-    found = [*optimizer.variables, *own, *trained, *variables]
-    return list({id(variable): variable for variable in found}.values())
 
 
 def _array_of(variable: keras.Variable) -> Any:

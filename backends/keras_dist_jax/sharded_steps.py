@@ -17,6 +17,7 @@ from keras_dist.replica.adoption import adopt_slot
 from keras_dist.replica.scopes import Recording
 from keras_dist.sharding.sharded_optimizer import check_variables
 from keras_dist.sharding.supported import check_optimizer
+from keras_dist.sharding.supported import inner_of
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import scans
 from keras_dist_jax import shards
@@ -160,16 +161,14 @@ class Sharding:
     ) -> Callable[..., Any]:
         """Makes a function of arrays and gradients that updates `state`."""
         known, layout = weakref.ref(optimizer), self.layout
-        updates = ConstrainedUpdates(self)
 
         def update(arrays: Any, gradients: Any, rate: Any) -> Any:
             optimizer: Any = known()
             values = list(map(value_in, state, arrays))
-            recording = Recording(zip(state, values, strict=True))
-            replacing = updates.replacing([optimizer])
-            with recording, replacing, internals.at_rate(optimizer, rate):
-                optimizer.apply(gradients, list(trained))
-            written = {id(v): value for v, value in recording.written}
+            with internals.at_rate(optimizer, rate):
+                written = self.applied(
+                    optimizer, state, values, gradients, trained
+                )
             return [
                 array_in(v, written.get(id(v), before), layout)
                 for v, before in zip(state, values, strict=True)
@@ -177,10 +176,38 @@ class Sharding:
 
         return update
 
+    def applied(
+        self,
+        optimizer: Any,
+        state: Sequence[keras.Variable],
+        values: Sequence[Any],
+        gradients: Sequence[Any],
+        trained: Sequence[keras.Variable],
+    ) -> dict[int, Any]:
+        """Returns the values that an update gives to variables, by id."""
+        recording = Recording(zip(state, values, strict=True))
+        with recording, ConstrainedUpdates(self).replacing([optimizer]):
+            optimizer.apply(list(gradients), list(trained))
+        return {id(v): value for v, value in recording.written}
+
     def _shard_built(self, optimizers: Sequence[Any]) -> None:
         for optimizer in optimizers:
             if optimizer.built:
                 self.shard_state(optimizer)
+
+
+def state_of(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> list[keras.Variable]:
+    """Returns all variables that an update may read or write."""
+    own = [
+        value
+        for value in vars(inner_of(optimizer)).values()
+        if isinstance(value, keras.Variable)
+    ]
+    trained = internals.trained_by(optimizer)
+    found = [*optimizer.variables, *own, *trained, *variables]
+    return list({id(variable): variable for variable in found}.values())
 
 
 class ConstrainedUpdates(Updates):
