@@ -1,10 +1,12 @@
 """The body of a region: a replica function, traced for all devices."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 
 import jax
 import keras
@@ -23,7 +25,6 @@ from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import agreement
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.jax_internals import opened
-from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.joined import cut_to
@@ -38,6 +39,7 @@ from keras_dist_jax.segments import CUT
 from keras_dist_jax.segments import ON_EACH
 from keras_dist_jax.segments import Segments
 from keras_dist_jax.segments import Updates
+from keras_dist_jax.segments import is_update
 from keras_dist_jax.segments import over_replicas
 from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.structure import ARRAY_TYPES
@@ -45,6 +47,7 @@ from keras_dist_jax.structure import check_constant
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
 
+T = TypeVar("T")
 _MAX_TRACES = 4
 
 
@@ -138,14 +141,14 @@ class BodyTrace:
     mesh: Mesh
     specs: list[PartitionSpec]  # of its arguments: tensors, then variables
     first: agreement.VariantTrace
+    program: Any  # of all variants
     is_mean: list[bool]  # for each variable that is no per-replica one
-    lockstep: Lockstep | None  # `None`: the first trace serves all replicas
     segments: Segments | None = None  # `None`: one region runs all of it
 
     def run(self, arguments: list[Any]) -> tuple[list[Any], list[Any]]:
         """Runs the function; returns results, and values of variables."""
         if self.segments is not None:
-            atoms = opened(self.first.program).outvars
+            atoms = opened(self.program).outvars
             each, whole = self.segments.run(
                 arguments, *self._divided(atoms), self.is_mean
             )
@@ -157,15 +160,9 @@ class BodyTrace:
         return each[:count], [*each[count:], *whole]
 
     def _on_each_device(self, arguments: list[Any]) -> Any:
-        if self.lockstep is None:
-            program = self.first.program
-            found = jax.core.eval_jaxpr(
-                opened(program), program.consts, *arguments
-            )
-        else:
-            variants = jnp.asarray(self.first.peers.variant_of)
-            variant = variants[lax.axis_index(AXIS)]
-            found = self.lockstep.run(variant, arguments)
+        found = jax.core.eval_jaxpr(
+            opened(self.program), self.program.consts, *arguments
+        )
         return agreement.given(*self._divided(found), self.is_mean)
 
     def _divided(self, found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -211,17 +208,22 @@ class _Body:
 
     def traced(self, arguments: list[Any]) -> BodyTrace:
         """Traces all variants, and joins them."""
+        mesh = self.layout.whole.mesh
         specs = [CUT if each.is_cut else ON_EACH for each in self.held]
         specs += [CUT if is_split(v) else ON_EACH for v in self.known]
-        variants: list[agreement.VariantTrace] = []
 
-        def trace_all(arguments: list[Any]) -> tuple[()]:
-            count = len(self.held)
-            variants[:] = self._variants(arguments[:count], arguments[count:])
-            return ()
+        def inside(fn: Callable[[list[Any]], T]) -> T:
+            """Calls a function as a region does, only to trace."""
+            kept: list[T] = []
 
-        mesh = self.layout.whole.mesh
-        jax.eval_shape(over_replicas(mesh, trace_all, specs, ()), arguments)
+            def keep(arguments: list[Any]) -> tuple[()]:
+                kept.append(fn(arguments))
+                return ()
+
+            jax.eval_shape(over_replicas(mesh, keep, specs, ()), arguments)
+            return kept[0]
+
+        variants = inside(self._variants)
         # With one replica a worker, values are not per-replica ones, but they
         # still differ between workers.
         is_own = self.layout.is_wide and len(self.layout.devices) == 1
@@ -231,23 +233,24 @@ class _Body:
         each = [differing(p, is_cut) for p in programs]
         several = self.layout.num_replicas > 1
         differ = [several and any(own) for own in zip(*each, strict=True)]
-        lockstep = None
+        first, program = variants[0], programs[0]
         if len(programs) > 1:
-            lockstep = Lockstep(programs)
+            lockstep = Lockstep(programs, is_update)
             alike = lockstep.same_results()
             differ = [d or not a for d, a in zip(differ, alike, strict=True)]
-        first = variants[0]
+            variant_of = first.peers.variant_of
+            program = inside(functools.partial(lockstep.program, variant_of))
         *_, whole_differs = first.structure.unflatten(differ)
         whole = first.written[len(first.written) - len(whole_differs) :]
         is_mean = agreement.means_of(whole, whole_differs)
         segments = None
-        if self.updates is not None and lockstep is None:
-            segments = self.updates.segments(first.program, mesh, specs, is_cut)
-        return BodyTrace(mesh, specs, first, is_mean, lockstep, segments)
+        if self.updates is not None:
+            segments = self.updates.segments(program, mesh, specs, is_cut)
+        return BodyTrace(mesh, specs, first, program, is_mean, segments)
 
-    def _variants(
-        self, leaves: list[Any], values: list[Any]
-    ) -> list[agreement.VariantTrace]:
+    def _variants(self, arguments: list[Any]) -> list[agreement.VariantTrace]:
+        leaves = arguments[: len(self.held)]
+        values = arguments[len(self.held) :]
         # A variant is a trace that serves all replicas whose arguments have
         # the same shapes.
         uneven = [each.shapes for each in self.held if each.shapes]

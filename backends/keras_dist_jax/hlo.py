@@ -23,6 +23,8 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|true_computation|false_computation)="
     r"%?([\w.\-]+)|(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
+_CHANNEL = re.compile(r"channel_id=(\d+)")
+_SCATTERS = "all-reduce-scatter"
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _LIMIT = re.compile(r" constant\((\d+)\)")
@@ -99,8 +101,18 @@ def _executed(text: str) -> Iterator[tuple[_Line, int]]:
     """Yields each instruction, and how often a step runs it."""
     computations, entry = _computations(text)
 
-    def visit(name: str, times: int) -> Iterator[tuple[_Line, int]]:
+    def visit(
+        name: str, times: int, fusion: _Line | None, begun: set[str]
+    ) -> Iterator[tuple[_Line, int]]:
         for line in computations.get(name, ()):
+            channel = _CHANNEL.search(line.text)
+            if fusion is not None and channel:
+                # A TPU begins a collective in one fusion, and goes on in
+                # others.
+                if channel[1] in begun:
+                    continue
+                begun.add(channel[1])
+                line = _in_fusion(line, fusion, name)
             yield line, times
             # A reduction's own function is not worth a look.
             if line.operation.removesuffix("-start") in _KINDS:
@@ -108,11 +120,27 @@ def _executed(text: str) -> Iterator[tuple[_Line, int]]:
             loops = 1
             if line.operation == "while":
                 loops = _trips(line, computations)
-            for one, several in _CALLED.findall(line.text):
-                for called in (one or several).split(", "):
-                    yield from visit(called.lstrip("%"), times * loops)
+            is_fusion = line.operation == "fusion"
+            within = line if is_fusion else None
+            for called in _called(line):
+                own = begun if is_fusion else set()
+                yield from visit(called, times * loops, within, own)
 
-    return visit(entry, 1)
+    return visit(entry, 1, None, set())
+
+
+def _called(line: _Line) -> list[str]:
+    """Returns the names of the computations that an instruction calls."""
+    found = [one or several for one, several in _CALLED.findall(line.text)]
+    return [name.lstrip("%") for each in found for name in each.split(", ")]
+
+
+def _in_fusion(line: _Line, fusion: _Line, name: str) -> _Line:
+    """Returns a collective in a TPU's fusion, as what it is."""
+    # A reduce-scatter is an all-reduce and a slice.
+    if line.operation == "all-reduce" and name.startswith(_SCATTERS):
+        return _Line(fusion.result, "reduce-scatter", line.text)
+    return line
 
 
 def _trips(loop: _Line, computations: dict[str, list[_Line]]) -> int:

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import types
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -27,10 +28,14 @@ from keras_dist_jax.jax_internals import opened
 
 
 class Lockstep:
-    """Variants of one program, split at their collectives."""
+    """Variants of one program, split at their collectives, and at updates."""
 
-    def __init__(self, programs: Sequence[Any]) -> None:
-        self._variants = [_Variant(program) for program in programs]
+    def __init__(
+        self,
+        programs: Sequence[Any],
+        is_update: Callable[[Any], bool] = lambda equation: False,
+    ) -> None:
+        self._variants = [_Variant(each, is_update) for each in programs]
         kinds = [variant.collectives() for variant in self._variants]
         if any(kind != kinds[0] for kind in kinds):
             raise ReplicaDivergenceError(
@@ -48,7 +53,18 @@ class Lockstep:
             all(k == each[0] for k in each) for each in zip(*keys, strict=True)
         ]
 
-    def run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
+    def program(
+        self, variant_of: Sequence[int], arguments: Sequence[Any]
+    ) -> Any:
+        """Makes the one program, given the variant of each replica."""
+
+        def run(arguments: Sequence[Any]) -> list[Any]:
+            index = lax.axis_index(jaxprs.AXIS)
+            return self._run(jnp.asarray(variant_of)[index], arguments)
+
+        return jax.make_jaxpr(run)(arguments)
+
+    def _run(self, variant: Any, arguments: Sequence[Any]) -> list[Any]:
         """Runs on each device the device's own variant."""
         values = [each.start(arguments) for each in self._variants]
         count = len(self._variants[0].meetings)
@@ -101,7 +117,7 @@ class Lockstep:
 class _Variant:
     """One variant's program, as the parts between its collectives."""
 
-    def __init__(self, program: Any) -> None:
+    def __init__(self, program: Any, is_update: Callable[[Any], bool]) -> None:
         program = _flat(program)
         jaxpr = opened(program)
         self._arguments = list(jaxpr.invars)
@@ -111,7 +127,7 @@ class _Variant:
         self.meetings: list[Any] = []
         self.parts: list[list[Any]] = [[]]
         for equation in self._equations:
-            if jaxprs.is_collective(equation):
+            if jaxprs.is_collective(equation) or is_update(equation):
                 self.meetings.append(equation)
                 self.parts.append([])
             else:
@@ -124,7 +140,9 @@ class _Variant:
             settings = [
                 f", {name}={value}"
                 for name, value in sorted(equation.params.items())
-                if name not in ("axes", "axis_name") and value is not None
+                if name not in ("axes", "axis_name")
+                and value is not None
+                and jaxprs.is_collective(equation)
             ]
             found.append(
                 f"{equation.primitive.name} of {', '.join(shapes)}"
@@ -150,11 +168,11 @@ class _Variant:
             var: ("argument", i) for i, var in enumerate(self._arguments)
         }
         keys |= {var: constant_key(c) for var, c in self._consts.items()}
-        meetings = 0
+        meetings = {id(each): i for i, each in enumerate(self.meetings)}
         for equation in self._equations:
-            if jaxprs.is_collective(equation):
-                own: Any = ("meeting", meetings)
-                meetings += 1
+            own: Any = meetings.get(id(equation))
+            if own is not None:
+                own = "meeting", own
             else:
                 own = equation_key(equation, keys)
             for position, var in enumerate(equation.outvars):

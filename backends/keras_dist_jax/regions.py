@@ -322,7 +322,10 @@ class TracedRunner(ReplicaRunner):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
-        own = gradients[0]
+        return self.summed(gradients[0])
+
+    def summed(self, own: Sequence[Any]) -> list[Any]:
+        """Sums each replica's own gradients."""
         traced = [self._region.traced(g) for g in own if g is not None]
         sums = iter(self._region.collective(ReduceOp.SUM, traced))
         return [None if g is None else next(sums) for g in own]

@@ -41,7 +41,7 @@ def over_replicas(
 ) -> Callable[[list[Any]], Any]:
     """Makes a function run for each replica, with its own arguments."""
     # The compiler divides what is along the other axes of the mesh.
-    return jax.shard_map(
+    mapped: Callable[[list[Any]], Any] = jax.shard_map(
         fn,
         mesh=mesh,
         in_specs=(takes,),
@@ -49,6 +49,7 @@ def over_replicas(
         axis_names={AXIS},
         check_vma=False,
     )
+    return mapped
 
 
 class Noted(NamedTuple):
@@ -62,8 +63,13 @@ class Noted(NamedTuple):
     trained: list[keras.Variable]
 
 
+def is_update(equation: Any) -> bool:
+    """Tells whether an equation of a program is a noted update."""
+    return str(equation.params.get("name")).startswith(_NAME)
+
+
 class Updates:
-    """The updates of the replica functions in one program's trace."""
+    """The updates of a replica function."""
 
     def __init__(self, sharding: Sharding) -> None:
         self._sharding = sharding
@@ -71,11 +77,12 @@ class Updates:
 
     def call(
         self,
+        name: str,
         optimizer: Any,
         gradients: Sequence[Any],
         trained: list[keras.Variable],
     ) -> None:
-        """Updates variables, by one equation."""
+        """Updates variables, by one equation of that name."""
         state = state_of(optimizer, trained)
         written: list[keras.Variable] = []
 
@@ -85,7 +92,6 @@ class Updates:
             written[:] = [variable for variable, _ in recording.written]
             return [value for _, value in recording.written]
 
-        name = f"{_NAME}{len(self._noted)}"
         update.__name__ = update.__qualname__ = name
         values = [variable.value for variable in state]
         new = jax.jit(update)(values, list(gradients))
@@ -147,6 +153,7 @@ class UpdatingRunner(TracedRunner, UpdatesParts):
     def __init__(self, region: Region, updates: Updates) -> None:
         super().__init__(region)
         self._updates = updates
+        self._count = 0
 
     def update_parts(
         self,
@@ -156,9 +163,12 @@ class UpdatingRunner(TracedRunner, UpdatesParts):
         variables: Sequence[keras.Variable] | None,
     ) -> None:
         trained = internals.trained_by(optimizer, variables)
-        sums = self.sum_gradients(None, gradients, weights, trained)
+        sums = self.summed(gradients[0])
         summed, trained = with_gradients(optimizer, sums, trained)
-        self._updates.call(optimizer, summed, trained)
+        # The variants of a function count alike.
+        self._count += 1
+        name = f"{_NAME}{self._count}"
+        self._updates.call(name, optimizer, summed, trained)
 
 
 class _Held(NamedTuple):
@@ -263,8 +273,9 @@ class Segments:
         whole: list[Any],
         differ: Sequence[bool],
     ) -> tuple[list[Any], list[Any]]:
-        # What is not in a region stays in parts.
-        is_here = [not isinstance(v, Literal) and v in held for v in whole]
+        # What replicas share outside of regions stays there, in parts.
+        shared = {v for v, each in held.items() if each.spec == ON_EACH}
+        is_here = [not isinstance(v, Literal) and v in shared for v in whole]
         others = [v for v, here in zip(whole, is_here, strict=True) if not here]
         of = [d for d, here in zip(differ, is_here, strict=True) if not here]
         count = len(each)

@@ -20,6 +20,7 @@ from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
 from keras_dist_jax.chiefs_requests import ChiefsRequests
+from keras_dist_jax.compiler import JaxCompiler
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.initial_values import InitialValues
@@ -50,6 +51,7 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
             layout, gate, self._sharding, plan.first_replica, workers
         )
 
+        assert isinstance(self.compiler, JaxCompiler)
         self.compiler.sharding = self._sharding
         self.initial_values = InitialValues(self._sharding, gate, workers)
 

@@ -197,6 +197,8 @@ def main(name):
             "fit": of_fit(*choice, rows),
             "function": of_function(*choice, rows),
         }
+        if kind == "sharded variables":
+            found[kind]["uneven function"] = of_function(*choice, rows - 3)
         if kind == "mirrored":
             found[kind] |= {
                 "uneven fit": of_fit(*choice, rows - 3),

@@ -158,3 +158,31 @@ def test_exchanges_with_the_host():
         '%g = f32[2] custom-call(%p), custom_call_target="__cublas$gemm"',
     )
     assert host_transfers_in(text) == 3
+
+
+def fused(name, *lines):
+    """A fusion's computation of that name."""
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"%{name} (p: f32[16]) -> f32[2] {{\n{body}\n}}\n"
+
+
+def test_a_tpu_s_reduce_scatter_is_a_fusion():
+    inside = fused(
+        "all-reduce-scatter.1",
+        "%r = f32[16]{0} all-reduce(%p), channel_id=3, to_apply=%add",
+        "ROOT %s = f32[2]{0} dynamic-slice(%r, %i), dynamic_slice_sizes={2}",
+    )
+    line = (
+        "%f = f32[2]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1"
+    )
+    assert only(line, others=inside) == ("reduce-scatter", 8, 1, 64, 56)
+
+
+def test_a_tpu_s_collective_in_several_fusions_is_one():
+    gather = "f32[16]{0} all-gather(%p), channel_id=7, dimensions={0}"
+    others = fused("begin", f"%g = {gather}") + fused("go_on", f"%h = {gather}")
+    lines = [
+        "%a = f32[16]{0} fusion(%p), kind=kCustom, calls=%begin",
+        "%b = f32[16]{0} fusion(%a), kind=kOutput, calls=%go_on",
+    ]
+    assert only(*lines, others=others) == ("all-gather", 8, 1, 64, 56)
