@@ -26,6 +26,7 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist_jax.joined import JoinedPerReplica
 
 WIDTH, CLASSES, ROWS, STEPS = 256, 10, 32, 3
+WIDE = 1024
 # Strategies, and what they split over the replicas.
 ON_ONE_HOST = {
     "one device": ("one-device", None),
@@ -62,6 +63,15 @@ def model():
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
+    return made
+
+
+def wide():
+    """A compiled model whose variables are large for a TPU."""
+    made = keras.Sequential([keras.Input((WIDE,))])
+    for _ in range(3):
+        made.add(keras.layers.Dense(WIDE, activation="relu"))
+    made.compile("adam", "mse")
     return made
 
 
@@ -120,9 +130,9 @@ def scanned():
     return made
 
 
-def of_fit(target, strategy, split, rows):
+def of_fit(target, strategy, split, rows, make=model):
     """The programs of a step of `fit`."""
-    spec = f"{__name__}:{model.__name__}"
+    spec = f"{__name__}:{make.__name__}"
     return compiled_for(spec, target, strategy, split, rows)[0]
 
 
@@ -207,11 +217,15 @@ def main(name):
             }
         keras.utils.clear_session()
     if target.kind.platform == "tpu" and len(workers) == 1:
+        choice = target, "mirrored"
+        rows = ROWS * count
         found["with a kernel"] = {
-            "function": of_function(
-                target, "mirrored", None, ROWS * count, make=attentive
-            )
+            "function": of_function(*choice, None, rows, make=attentive)
         }
+        if count == 4:
+            found["wide, sharded variables"] = {
+                "fit": of_fit(*choice, "variables", 8 * rows, make=wide)
+            }
     programs = {
         kind: {
             way: [*map(dataclasses.asdict, made)] for way, made in each.items()

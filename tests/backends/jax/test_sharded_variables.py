@@ -440,49 +440,118 @@ def test_low_rank_adapters():
     assert_same(outcome(model, x), expected, 1e-4)
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_replica_functions_give_the_numbers_of_mirrored_ones(compile):
+def trained_by_hand(make, optimizer, variables, way):
+    """The losses, weights and slots after five steps of a loop."""
+    chosen = strategy(4, variables)
+    keras.utils.set_random_seed(0)
+    with chosen.scope():
+        model, x = make()
+        optimizer = OPTIMIZERS[optimizer]()
+        optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        def loss_fn():
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
+            return keras_dist.compute_average_loss(losses)
+
+        loss, gradients = keras_dist.value_and_grad(
+            loss_fn, model.trainable_variables
+        )
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    run = step if way == "run" else keras_dist.function(step)
+    sizes = [8, 8, 8, 13, 7]  # of which 13 and 7 are shared unequally
+    starts = np.cumsum([0, *sizes])
+    batches = [
+        (x[start : start + size], LABELS[start : start + size])
+        for start, size in zip(starts, sizes, strict=False)
+    ]
+    iterator = iter(chosen.experimental_distribute_dataset(batches))
+    losses = []
+    if way == "scan":
+        found = keras_dist.scan_steps(run, iterator, len(sizes))
+        parts = map(np.asarray, chosen.experimental_local_results(found))
+        losses.append(sum(parts))
+    else:
+        for batch in iterator:
+            loss = chosen.run(run, args=batch)
+            losses.append(chosen.reduce("SUM", loss, axis=None))
+    state = [*model.weights, *optimizer.variables]
+    parts = [shards.is_sharded(variable) for variable in state]
+    assert any(parts) == (variables == "sharded")
+    return [np.ravel(losses), *(variable.numpy() for variable in state)]
+
+
+@pytest.mark.parametrize(
+    "make, optimizer, way, tolerance",
+    [
+        (transformer, "adamw", "run", 1e-4),
+        (transformer, "adamw", "function", 1e-4),
+        (transformer, "muon", "function", LOOSE),
+        (convnet, "momentum", "scan", 1e-4),
+        (convnet, "lamb", "function", 1e-3),
+        (recurrent, "scaled", "function", 1e-4),
+        (recurrent, "accumulation", "scan", 1e-4),
+    ],
+)
+def test_replica_functions_give_the_numbers_of_mirrored_ones(
+    make, optimizer, way, tolerance
+):
+    found, expected = (
+        trained_by_hand(make, optimizer, variables, way)
+        for variables in ("sharded", "mirrored")
+    )
+    for own, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, theirs, rtol=tolerance, atol=1e-5)
+
+
+def test_two_optimizers_in_a_function():
+    """Each update is in parts, and what is between them sees the first."""
     found = []
-    for variables in ("mirrored", "sharded"):
+    for variables in ("sharded", "mirrored"):
         chosen = strategy(4, variables)
         keras.utils.set_random_seed(0)
         with chosen.scope():
-            model, x = transformer()
-            optimizer = OPTIMIZERS["adamw"]()
-            optimizer.build(model.trainable_variables)
+            made = [layers.Dense(64), layers.Dense(64)]
+            for layer in made:
+                layer.build((None, 64))
+            optimizers = [keras.optimizers.Adam(0.01) for _ in made]
+            for optimizer, layer in zip(optimizers, made, strict=True):
+                optimizer.build(layer.trainable_variables)
 
-        def step(x, y, model=model, optimizer=optimizer):
-            def loss_fn():
-                losses = keras.losses.sparse_categorical_crossentropy(
-                    y, model(x, training=True), from_logits=True
+        @keras_dist.function
+        def step(x, made=made, optimizers=optimizers):
+            first, second = made
+            seen = []
+            for optimizer, layer in zip(optimizers, made, strict=True):
+
+                def loss_fn():
+                    errors = ops.mean(ops.square(second(first(x))), axis=-1)
+                    return keras_dist.compute_average_loss(errors)
+
+                loss, gradients = keras_dist.value_and_grad(
+                    loss_fn, layer.trainable_variables
                 )
-                return keras_dist.compute_average_loss(losses)
+                optimizer.apply(gradients, layer.trainable_variables)
+                seen.append(loss)
+            return ops.stack([*seen, ops.mean(first.kernel * 100)])
 
-            loss, gradients = keras_dist.value_and_grad(
-                loss_fn, model.trainable_variables
-            )
-            optimizer.apply(gradients, model.trainable_variables)
-            return loss
-
-        run = keras_dist.function(step) if compile else step
-        for start in (0, 20, 40):
-            rows = slice(start, start + 20)
-            batches = chosen.experimental_distribute_values_from_function(
-                lambda context, rows=rows: (
-                    TOKENS[rows][context.replica_id_in_sync_group :: 4],
-                    LABELS[rows][context.replica_id_in_sync_group :: 4],
-                )
-            )
-            loss = chosen.run(run, args=batches)
-        total = chosen.reduce("SUM", loss, axis=None)
-        found.append(
-            {
-                "loss": np.asarray(total),
-                **{v.path.split("/", 1)[-1]: v.numpy() for v in model.weights},
-            }
+        x = np.arange(8 * 64, dtype="float32").reshape(8, 64) / 512
+        values = chosen.experimental_distribute_values_from_function(
+            lambda context, x=x: x[context.replica_id_in_sync_group :: 4]
         )
-    for own, theirs in zip(found[1].values(), found[0].values(), strict=True):
-        np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-5)
+        rows = [chosen.run(step, args=(values,)) for _ in range(3)]
+        found.append(
+            [
+                *(np.stack(chosen.experimental_local_results(r)) for r in rows),
+                *(v.numpy() for layer in made for v in layer.weights),
+            ]
+        )
+    for own, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_forward_mode_derivatives_pass_the_gather():
