@@ -26,6 +26,7 @@ from keras_dist.plugin.powers import HasLogicalDevices
 from keras_dist.plugin.powers import HasTPUs
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
+from keras_dist.plugin.powers import Writing
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
@@ -225,9 +226,10 @@ class JaxBackend(
         executor: Executor | None,
         variables: Mapping[str, keras.Variable],
         folder: str,
-    ) -> None:
+        copies: bool,
+    ) -> Writing:
         assert executor is None or isinstance(executor, JaxExecutor)
-        checkpoints.save(model, executor, variables, folder)
+        return checkpoints.save(model, executor, variables, folder)
 
     def restore_parts(
         self,

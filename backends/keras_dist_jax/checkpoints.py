@@ -4,10 +4,13 @@ A sharded array is written with the zeros behind it, of which there may be more
 or fewer on another number of devices: what is read is cut or filled.
 """
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,6 +18,7 @@ import keras
 import numpy as np
 
 from keras_dist.errors import UnsupportedBackendError
+from keras_dist.plugin.powers import Writing
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
@@ -41,16 +45,53 @@ def save(
     executor: JaxExecutor | None,
     variables: Mapping[str, keras.Variable],
     folder: str,
-) -> None:
-    """Writes variables, each worker what its devices have."""
+) -> Writing:
+    """Begins to write variables, each worker what its devices have.
+
+    When this returns, the values are in the host's memory. On a CPU this may be
+    that of the arrays: JAX gives it to no program as long as it is read.
+    """
     orbax = load_orbax()
+    from etils import epath  # orbax brings it
+
     _sync(model)
     arrays = {
         name: _array_of(variable, executor)
         for name, variable in variables.items()
     }
-    with _alone(executor), _checkpointer(orbax) as checkpointer:
-        checkpointer.save(_path(folder), args=orbax.args.PyTreeSave(arrays))
+    workers = None if executor is None else executor.workers
+    # Workers that save alone all write what only the chief does otherwise.
+    options = orbax.options.MultiprocessingOptions(
+        primary_host=None if workers is None else 0
+    )
+    handler = orbax.PyTreeCheckpointHandler(multiprocessing_options=options)
+    path = epath.Path(_path(folder))
+    path.mkdir(exist_ok=True)
+    begun = handler.async_save(path, args=orbax.args.PyTreeSave(arrays))
+    # In a thread: a notebook has an event loop that runs already.
+    with _alone(executor), ThreadPoolExecutor(1) as pool:
+        commits = pool.submit(asyncio.run, begun).result()
+    return _ArraysWriting(handler, path, commits)
+
+
+class _ArraysWriting(Writing):
+    """Arrays that orbax writes.
+
+    Its checkpointers would wait for the other workers in a program of theirs,
+    or for 20 minutes if one of them had an error."""
+
+    def __init__(self, handler: Any, path: Any, commits: Sequence[Any]) -> None:
+        self._handler = handler
+        self._path = path
+        self._commits = commits
+
+    def write(self) -> str:
+        for commit in self._commits:
+            commit.result()
+        return ""
+
+    def finish(self, texts: Sequence[str]) -> None:
+        self._handler.finalize(self._path)
 
 
 def restore(

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -37,12 +38,24 @@ class CoordinatorBoard(Blackboard):
         self._client = client
 
     def write(self, key: str, text: str) -> None:
-        self._client.key_value_set(key, text, True)
+        with _connected():
+            self._client.key_value_set(key, text, True)
 
     def read(self, keys: Sequence[str]) -> list[str]:
         folder = keys[0].rpartition("/")[0]
-        found = dict(self._client.key_value_dir_get(f"{folder}/"))
+        with _connected():
+            found = dict(self._client.key_value_dir_get(f"{folder}/"))
         return [found.get(key, "") for key in keys]
+
+
+@contextlib.contextmanager
+def _connected() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # the base of JAX' own
+        raise ConnectionError(
+            f"the coordinator can't be reached ({error})"
+        ) from error
 
 
 class Watch(SignsOfLife):
@@ -79,11 +92,15 @@ class Watch(SignsOfLife):
     def wait_of(self, index: int) -> str:
         return self._texts[index].partition(_BUSY)[2]
 
-    def check(self) -> None:
-        """Raises an error that names the lost workers, if any are known."""
-        if self._is_known or self.coordinator_lost:
-            lost = self._lost(self._timeout, ended=False)
+    def check(self, in_background: bool = False) -> None:
+        """Raises an error that names the lost workers, if any are known.
+
+        In the background, also those count that have ended, and the watch goes
+        on: the thread that trains does not know yet."""
+        if in_background or self._is_known or self.coordinator_lost:
+            lost = self._lost(self._timeout, ended=in_background)
             if lost:
+                self.has_raised = self.has_raised or not in_background
                 raise self._error(lost)
 
     def culprits(self) -> WorkerLostError | None:
@@ -95,9 +112,11 @@ class Watch(SignsOfLife):
         ):
             lost = self._lost(_SILENCE, ended=True)
             if lost and not all(each.follows for each in lost.values()):
+                self.has_raised = True
                 return self._error(lost)
             time.sleep(INTERVAL / 5)
         lost = self._lost(_SILENCE, ended=True)
+        self.has_raised = self.has_raised or bool(lost)
         return self._error(lost) if lost else None
 
     @property
@@ -238,7 +257,6 @@ class Watch(SignsOfLife):
         }
 
     def _error(self, lost: "_Lost") -> WorkerLostError:
-        self.has_raised = True
         cluster = self._cluster
         where = f"the coordinator at {cluster.coordinator or cluster.leader}"
         names = [

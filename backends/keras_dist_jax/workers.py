@@ -49,7 +49,7 @@ class JaxWorkers(Workers):
     ) -> None:
         super().__init__(cluster, options)
         self._watch = watch
-        self._meetings = Meetings(cluster, watch, watch.check)
+        self.meetings = Meetings(cluster, watch, watch.check)
         self._gates: dict[int | None, WatchedGate] = {}
         self._gate = self.watched(gate)
         self._device = jax.local_devices()[0]
@@ -149,10 +149,6 @@ class JaxWorkers(Workers):
             for each, more in zip(everyone, found, strict=True):
                 each.extend(int(n) for n in more)
         return everyone
-
-    def meet(self, what: str) -> None:
-        """Waits for all workers, which have to come for the same."""
-        self._meetings.meet(what)
 
     def explain(self, error: BaseException) -> BaseException:
         if isinstance(error, WorkerLostError):

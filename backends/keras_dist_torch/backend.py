@@ -22,6 +22,7 @@ from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
+from keras_dist.plugin.powers import Writing
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
@@ -134,11 +135,12 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
         executor: Executor | None,
         variables: Mapping[str, keras.Variable],
         folder: str,
-    ) -> None:
+        copies: bool,
+    ) -> Writing:
         # Late, because DTensor takes long to import.
         from keras_dist_torch import checkpoints
 
-        checkpoints.save(executor, variables, folder)
+        return checkpoints.save(executor, variables, folder, copies)
 
     def restore_parts(
         self,

@@ -5,33 +5,36 @@ The workers exchange their plans themselves: PyTorch would need a default
 process group, which is hidden from Keras.
 """
 
+import base64
 import contextlib
+import os
 import pickle
 import warnings
-from collections.abc import Callable
+import zlib
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
-from typing import TypeVar
 
 import keras
 import torch
 import torch.distributed.checkpoint as files
+from torch.distributed.checkpoint.staging import DefaultStager
+from torch.distributed.checkpoint.staging import StagingOptions
 from torch.distributed.tensor import DTensor
 
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.powers import Writing
 from keras_dist_torch.parts import stored
-
-T = TypeVar("T")
 
 
 def save(
     executor: Executor | None,
     variables: Mapping[str, keras.Variable],
     folder: str,
-) -> None:
-    """Writes variables, each worker its parts."""
+    copies: bool,
+) -> Writing:
+    """Begins to write variables, each worker its parts."""
     workers = None if executor is None else executor.workers
     cluster = None if workers is None else workers.cluster
     is_chief, own = True, 0
@@ -45,31 +48,69 @@ def save(
         elif is_chief:
             # To the host: a slot in pieces is whole here only.
             state[name] = value.cpu()
+    if copies:
+        state = _copied(state)
     planner = files.DefaultSavePlanner()
     writer = files.FileSystemWriter(folder)
 
-    def plan() -> Any:
+    def plan() -> str:
         planner.set_up_planner(state, writer.storage_meta(), is_chief)
         writer.set_up_storage_writer(is_chief)
-        return writer.prepare_local_plan(planner.create_local_plan())
+        return _packed(writer.prepare_local_plan(planner.create_local_plan()))
 
-    plans = _everyones(workers, plan)
+    if workers is None:
+        texts = [plan()]
+    else:
+        what = "plan its parts of a checkpoint"
+        name = f"{os.path.basename(folder)}/plan"
+        texts = workers.do_all(name, what, plan)
+    plans = [*map(_unpacked, texts)]
     # Each worker makes the same plan of the plans.
     plans, metadata = planner.create_global_plan(plans)
     plans = writer.prepare_global_plan(plans)
+    return _TensorsWriting(
+        writer, planner, planner.finish_plan(plans[own]), metadata
+    )
 
-    def write() -> Any:
-        return writer.write_data(
-            planner.finish_plan(plans[own]), planner
-        ).wait()
 
-    results = _everyones(workers, write)
+class _TensorsWriting(Writing):
+    """Tensors that are planned, and where they are written."""
 
-    def finish() -> None:
-        if is_chief:
-            writer.finish(metadata, results)
+    def __init__(
+        self, writer: Any, planner: Any, plan: Any, metadata: Any
+    ) -> None:
+        self._writer = writer
+        self._planner = planner
+        self._plan = plan
+        self._metadata = metadata
 
-    _everyones(workers, finish)
+    def write(self) -> str:
+        written = self._writer.write_data(self._plan, self._planner)
+        return _packed(written.wait())
+
+    def finish(self, texts: Sequence[str]) -> None:
+        self._writer.finish(self._metadata, [*map(_unpacked, texts)])
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Copies tensors, and parts of `DTensor`s, to the host's memory."""
+    options = StagingOptions(
+        use_pinned_memory=False,
+        use_shared_memory=False,
+        use_async_staging=False,
+        use_non_blocking_copy=False,
+    )
+    copied: dict[str, Any] = DefaultStager(options).stage(state)
+    return copied
+
+
+def _packed(value: Any) -> str:
+    """Makes a short text of an object."""
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+def _unpacked(text: str) -> Any:
+    return pickle.loads(zlib.decompress(base64.b64decode(text)))
 
 
 def restore(
@@ -102,24 +143,6 @@ def _to_fill(variable: keras.Variable) -> torch.Tensor:
     with keras.device("cpu"):
         found: torch.Tensor = keras.ops.empty(variable.shape, variable.dtype)
     return found
-
-
-def _everyones(workers: Workers | None, fn: Callable[[], T]) -> list[T]:
-    """Calls a function on each worker, and returns all results on all."""
-    if workers is None:
-        return [fn()]
-    result: T | None = None
-    error: Exception | None = None
-    try:
-        result = fn()
-    except Exception as failure:
-        error = failure
-    workers.check_all(error, "write its parts of a checkpoint")
-    text = pickle.dumps(result)
-    own = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    sizes = workers.concatenate_numbers([len(text)])
-    joined = workers.concatenate(own, 0).cpu()
-    return [pickle.loads(each.numpy()) for each in joined.split(sizes)]
 
 
 @contextlib.contextmanager

@@ -42,7 +42,9 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # the base of all errors of a store
-        raise ConnectionError(str(error)) from error
+        raise ConnectionError(
+            f"worker 0, which serves all others, can't be reached ({error})"
+        ) from error
 
 
 def _split(address: str) -> tuple[str, int]:

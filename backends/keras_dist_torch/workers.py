@@ -62,7 +62,7 @@ class TorchWorkers(Workers):
             on_loss=self._abort,
         )
         self._beats.start()
-        self._meetings = Meetings(cluster, self._beats, self.check)
+        self.meetings = Meetings(cluster, self._beats, self.check)
 
     def _group(self) -> Any:
         cluster = self.cluster
@@ -100,10 +100,6 @@ class TorchWorkers(Workers):
         finally:
             self._beats.exit()
 
-    def meet(self, what: str) -> None:
-        """Waits for all workers, which have to come for the same."""
-        self._meetings.meet(what)
-
     def _check(self) -> None:
         """Raises if collectives were aborted, also those that GPUs wait for."""
         if self._is_nccl:
@@ -112,8 +108,10 @@ class TorchWorkers(Workers):
         if self._is_aborted:
             raise RuntimeError("The collective was aborted.")
 
-    def check(self) -> None:
+    def check(self, in_background: bool = False) -> None:
         """Raises `WorkerLostError` if collectives so far were aborted."""
+        if in_background and not self._is_aborted:
+            return  # without a wait for GPUs
         with self.named():
             self._check()
 

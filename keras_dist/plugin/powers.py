@@ -102,6 +102,19 @@ class CompilesForTargets(ABC):
         """
 
 
+class Writing(ABC):
+    """Variables on their way to files. Any thread may call its methods, since
+    they take no collective."""
+
+    @abstractmethod
+    def write(self) -> str:
+        """Writes this worker's parts; returns a text for the chief."""
+
+    @abstractmethod
+    def finish(self, texts: Sequence[str]) -> None:
+        """Completes the files, on the chief, once all workers have written."""
+
+
 class SavesParts(ABC):
     """A `Backend` that saves variables in parts, each worker its own.
 
@@ -119,9 +132,11 @@ class SavesParts(ABC):
         executor: Executor | None,
         variables: Mapping[str, keras.Variable],
         folder: str,
-    ) -> None:
-        """Writes variables, by name, to an empty folder. The executor is that
-        of the model, or `None` for a model of no strategy."""
+        copies: bool,
+    ) -> Writing:
+        """Begins to write variables, by name, to an empty folder. The executor
+        is that of the model, or `None` for a model of no strategy. With
+        `copies`, variables may change before they are written."""
 
     @abstractmethod
     def restore_parts(

@@ -9,6 +9,7 @@ import sys
 import warnings
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -27,11 +28,16 @@ from keras_dist.core.rows import Share
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
+from keras_dist.plugin.meetings import Meetings
+from keras_dist.plugin.meetings import could_not
 
 
 class Workers(ABC):
     """The collectives between workers, called by all in the same order, from
     one thread at a time. Results are on the primary device."""
+
+    # `None` on backends that keep each variable whole.
+    meetings: Meetings | None = None
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         self.cluster = cluster
@@ -114,6 +120,8 @@ class Workers(ABC):
         """Waits for all workers, which have to come for the same.
 
         Backends that can't tell do nothing."""
+        if self.meetings is not None:
+            self.meetings.meet(what)
 
     def check_all(self, error: Exception | None, what: str) -> None:
         """Raises an error of this worker, or a `ClusterError` for one of
@@ -122,10 +130,33 @@ class Workers(ABC):
         if error is not None:
             raise error
         if any(failed):
-            raise ClusterError(
-                f"Worker {failed.index(1)} could not {what}, and says why in "
-                "its own error."
-            )
+            raise could_not(failed.index(1), what)
+
+    def do_all(
+        self,
+        name: str,
+        what: str,
+        fn: Callable[[], str],
+        in_background: bool = False,
+    ) -> list[str]:
+        """Calls a function on each worker, and returns all results on all.
+
+        A thread in the background takes no collective for it; elsewhere, a
+        collective shows sooner that a worker is lost. A name is used once."""
+        assert self.meetings is not None
+
+        def checked() -> str:
+            text, failure = "", None
+            try:
+                text = fn()
+            except Exception as error:
+                failure = error
+            self.check_all(failure, what)
+            return text
+
+        return self.meetings.exchange(
+            name, what, fn if in_background else checked
+        )
 
     def explain(self, error: BaseException) -> BaseException:
         """Returns the `WorkerLostError` that caused an error, else the

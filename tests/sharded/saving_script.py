@@ -1,7 +1,9 @@
 """Saves a checkpoint in parts again and again, until it is killed.
 
-`python saving_script.py PATH`: prints each number once all variables have been
-saved with that value.
+`python saving_script.py PATH WAY`: prints each number once all variables have
+been saved with that value. With `background`, each is saved while the next one
+is assigned. With `once`, it ends right after it began to save the first; with
+`fails`, so it does, and the checkpoint can't be finished.
 """
 
 import itertools
@@ -11,6 +13,7 @@ import keras
 import numpy as np
 
 import keras_dist
+from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import shards_on_devices
 
@@ -25,14 +28,25 @@ def make_model():
         return keras.Sequential([keras.Input((400,)), *layers])
 
 
-def main(path):
+def fail(*_):
+    raise OSError("no space left")
+
+
+def main(path, way):
     model = make_model()
+    if way == "fails":
+        CheckpointFolder.commit = fail
+    saved = None
     for number in itertools.count(1):
         for variable in model.variables:
             variable.assign(np.full(variable.shape, number))
-        keras_dist.save_sharded(model, path)
-        print(number, flush=True)
+        if saved is not None:
+            saved.result()
+            print(number - 1, flush=True)
+        saved = keras_dist.save_sharded(model, path, wait=way == "foreground")
+        if way in ("once", "fails"):
+            return
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -196,7 +196,8 @@ def test_a_failed_save_leaves_the_older_one(path, monkeypatch):
 
 @pytest.mark.parametrize("delay", [0.01, 0.04, 0.07])
 def test_killed_at_any_time(path, delay):
-    command = [sys.executable, saving_script.__file__, str(path)]
+    script = saving_script.__file__
+    command = [sys.executable, script, str(path), "foreground"]
     folder = pathlib.Path(__file__).parents[1]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=folder

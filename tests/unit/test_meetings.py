@@ -34,7 +34,7 @@ class Watch:
 
 
 def meet_by(watch):
-    return meetings.Meetings(CLUSTER, watch, lambda: None)
+    return meetings.Meetings(CLUSTER, watch, lambda in_background: None)
 
 
 def test_it_waits_for_the_other_worker():

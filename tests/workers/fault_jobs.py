@@ -5,7 +5,8 @@ trains steps for ever, prints one line for each, and at PLACE (`start`, `step`,
 `validation`, `saving`, or `nowhere`) prints `here` and waits to be killed or
 stopped. With `loop`, or `end of loop` for one that stops, it trains in a loop
 of a compiled function, and prints `kept` if an error leaves variables alone.
-With `parts`, or `in parts` for one that stops, it saves twice to CHECKPOINT.
+With `parts`, or `in parts` for one that stops, it saves twice to CHECKPOINT;
+with `later parts`, or `in later parts`, in the background.
 """
 
 import os
@@ -19,6 +20,7 @@ import keras
 import numpy as np
 
 import keras_dist
+from keras_dist.fit.workers.saving import Saving
 from keras_dist.plugin.backend import get_backend
 
 
@@ -52,7 +54,7 @@ def main(place, seconds):
         timeout_seconds=seconds
     )
     if place.endswith("parts"):
-        save_in_parts(options, harm if place != "parts" else None)
+        save_in_parts(options, place, harm)
         return
     strategy = keras_dist.MultiWorkerMirroredStrategy(
         communication_options=options
@@ -121,7 +123,7 @@ def loop(strategy, model, harm):
         print("step", flush=True)
 
 
-def save_in_parts(options, harm):
+def save_in_parts(options, place, harm):
     """Saves ones and then twos; `harm` stops while twos are saved."""
     strategy = keras_dist.MultiWorkerMirroredStrategy(
         variables="sharded", communication_options=options
@@ -132,10 +134,13 @@ def save_in_parts(options, harm):
     set_all(model, 1)
     keras_dist.save_sharded(model, path)
     set_all(model, 2)
-    if harm is not None:
+    if place == "in parts":
         backend = type(get_backend())
-        backend.save_parts = lambda *args: harm._reach("in parts")
-    keras_dist.save_sharded(model, path)
+        backend.save_parts = lambda *args: harm._reach(place)
+    elif place == "in later parts":
+        Saving.run = lambda *args: harm._reach(place)
+    is_later = place.endswith("later parts")
+    keras_dist.save_sharded(model, path, wait=not is_later).result()
 
 
 def wide_model():

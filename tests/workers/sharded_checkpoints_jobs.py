@@ -8,6 +8,7 @@ import keras
 
 import keras_dist
 from keras_dist.fit.workers import checkpoint_folder
+from keras_dist.plugin.backend import get_backend
 from sharded.helpers import adam
 from sharded.helpers import fit
 from sharded.helpers import network
@@ -37,19 +38,20 @@ def compiled(strategy, rate=0.01):
 class Save(keras.callbacks.Callback):
     """Saves after the second epoch, on each worker."""
 
-    def __init__(self, path):
+    def __init__(self, path, wait):
         super().__init__()
         self.path = path
+        self.wait = wait
 
     def on_epoch_end(self, epoch, logs=None):
         if epoch == 1:
-            keras_dist.save_sharded(self.model, self.path)
+            keras_dist.save_sharded(self.model, self.path, wait=self.wait)
 
 
-def save(what, path):
+def save(what, path, wait=True):
     """Saves within `fit`; the state at its end."""
     model = compiled(strategy_of(what))
-    fit(model, epochs=4, callbacks=[Save(path)])
+    fit(model, epochs=4, callbacks=[Save(path, wait)])
     return state_of(model)
 
 
@@ -98,6 +100,34 @@ def unwritable(what, path):
     """An error of one worker's, on all."""
     model = compiled(strategy_of(what))
     return jobs.attempted(keras_dist.save_sharded, model, path)
+
+
+def fail(what, path, wait):
+    """Errors of one worker's that can't write, on all; the state before."""
+    strategy = strategy_of(what)
+    model = compiled(strategy)
+    keras_dist.save_sharded(model, path)
+    before = state_of(model)
+    fit(model)
+    backend = type(get_backend())
+    original = backend.save_parts
+
+    def failing(*args):
+        writing = original(*args)
+        if strategy.plan.cluster.index == 1:
+            writing.write = lambda: os.mkdir(path)
+        return writing
+
+    backend.save_parts = failing
+    try:
+        saving = jobs.attempted(keras_dist.save_sharded, model, path, wait)
+    finally:
+        backend.save_parts = original
+    fit(model)
+    error = saving if wait else jobs.attempted(saving.result)
+    # All workers go on.
+    keras_dist.save_sharded(model, f"{path}-2")
+    return error, before
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -62,8 +62,9 @@ def test_the_chief_is_killed_while_it_saves(start):
 
 
 @pytest.mark.only_on("jax", "torch", reason="TensorFlow has no parts.")
+@pytest.mark.parametrize("what", ["parts", "later parts"])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_killed_while_parts_are_saved(start, victim, tmp_path):
+def test_killed_while_parts_are_saved(start, victim, what, tmp_path):
     """What was saved before is whole."""
     path = tmp_path / "checkpoint"
     addresses = free_addresses(2)
@@ -72,7 +73,8 @@ def test_killed_while_parts_are_saved(start, victim, tmp_path):
         start(
             index,
             addresses,
-            "in parts" if index == victim else "parts",
+            f"in {what}" if index == victim else what,
+            timeout=20,
             variables=variables,
         )
         for index in range(2)

@@ -139,6 +139,25 @@ def test_a_chief_that_can_not_write(what, tmp_path):
     assert other.startswith("ClusterError: Worker 0 could not")
 
 
+@pytest.mark.parametrize("kind", [TWO, ("mirrored", 2, 1)])
+def test_workers_train_while_they_save(kind, tmp_path):
+    path = tmp_path / "checkpoint"
+    expected = launched("save", kind, path, False)[0]
+    for _, end in launched("restore", TWO, path):
+        assert_same(end, expected)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_worker_that_can_not_write(wait, tmp_path):
+    path = tmp_path / "checkpoint"
+    (chief, before), (other, _) = launched("fail", TWO, path, wait)
+    assert other.startswith("FileExistsError: ")
+    assert chief.startswith("ClusterError: Worker 1 could not write its parts")
+    model = compiled(None)
+    keras_dist.restore_sharded(model, path)
+    assert_same(state_of(model), before, rtol=0, atol=0)
+
+
 BACKUPS = [
     (TWO, THREE, "epoch"),
     (TWO, TWO, 1),

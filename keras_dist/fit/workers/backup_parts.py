@@ -7,6 +7,7 @@ import keras
 
 from keras_dist.errors import UnsupportedBackendError
 from keras_dist.fit.plain_models import strategy_of
+from keras_dist.fit.workers import saving
 from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
 from keras_dist.fit.workers.training_state import TrainingState
 from keras_dist.plugin.backend import get_backend
@@ -39,6 +40,7 @@ class PartsBackup:
 
     def restore(self, model: keras.Model) -> dict[str, Any] | None:
         """Restores a model; returns the notes, or `None` without a backup."""
+        saving.wait()
         if not self._folder.exists():
             return None
         return TrainingState(model, self._path).restore()

@@ -45,7 +45,7 @@ class CheckpointFolder:
     def is_shared(self, patience: float) -> bool:
         """Returns whether all workers see what the chief makes here."""
         parts, unseen = self._make_parts(patience)
-        if self._is_chief:
+        if self.is_chief:
             shutil.rmtree(parts, ignore_errors=True)
         return not unseen
 
@@ -53,7 +53,7 @@ class CheckpointFolder:
         """Makes a new folder for the parts, and returns its path."""
         parts, unseen = self._make_parts(PATIENCE)
         if unseen:
-            if self._is_chief:
+            if self.is_chief:
                 shutil.rmtree(parts, ignore_errors=True)
             raise ClusterError(
                 "Workers that save a checkpoint in parts need a folder that "
@@ -70,20 +70,17 @@ class CheckpointFolder:
         else:
             name = _PREFIX + secrets.token_hex(8)
         parts = os.path.join(self.path, name)
-        self._by_chief(lambda: self._make(parts), "write to")
+        self._by_chief(lambda: self._make(parts), f"write to '{self.path}'")
         return parts, self._workers_where(not _appears(parts, patience))
 
     def commit(self, parts: str, index: dict[str, Any]) -> None:
-        """Makes the written parts the checkpoint, in place of the old one."""
+        """Makes the written parts the checkpoint, in place of the old one.
 
-        def write() -> None:
-            named = {**index, _PARTS: os.path.basename(parts)}
-            beside = written_beside(self._index)
-            with beside as name, open(name, "w") as file:
-                json.dump(named, file, indent=1)
-            self._remove_all_but(parts)
-
-        self._by_chief(write, "finish the checkpoint")
+        Only the chief calls it."""
+        named = {**index, _PARTS: os.path.basename(parts)}
+        with written_beside(self._index) as name, open(name, "w") as file:
+            json.dump(named, file, indent=1)
+        self._remove_all_but(parts)
 
     def read(self) -> tuple[dict[str, Any], str]:
         """Returns what `commit` was given, and the path of the parts."""
@@ -114,13 +111,13 @@ class CheckpointFolder:
 
     def remove(self) -> None:
         """Removes the checkpoint, on the chief; other files stay."""
-        if self._is_chief:
+        if self.is_chief:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._index)
                 self._remove_all_but("")
 
     @property
-    def _is_chief(self) -> bool:
+    def is_chief(self) -> bool:
         return self._workers is None or self._workers.cluster.is_chief
 
     def _make(self, parts: str) -> None:
@@ -165,12 +162,12 @@ class CheckpointFolder:
             fn()
             return
         error: Exception | None = None
-        if self._is_chief:
+        if self.is_chief:
             try:
                 fn()
             except Exception as failure:
                 error = failure
-        self._workers.check_all(error, f"{what} '{self.path}'")
+        self._workers.check_all(error, what)
 
 
 def _appears(folder: str, patience: float) -> bool:

@@ -1,13 +1,16 @@
 """Checkpoints in parts: each worker writes and reads what its devices have."""
 
 import os
+from concurrent.futures import Future
 
 import keras
 
 from keras_dist.fit.workers.training_state import TrainingState
 
 
-def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
+def save_sharded(
+    model: keras.Model, path: str | os.PathLike[str], wait: bool = True
+) -> Future[None]:
     """Saves a model's training state in parts, which the workers write.
 
     The checkpoint holds the model's weights, the states of its seed
@@ -22,6 +25,13 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     share. A checkpoint that is at `path` already is replaced once the new one
     is complete, so a crash leaves the old one.
 
+    With `wait=False`, the values are copied to the host's memory, and a thread
+    writes them while training goes on. The next `save_sharded` or
+    `restore_sharded`, a backup of `BackupAndRestore` in parts, and the end of
+    the program wait until they are written. If writing fails, the error is
+    raised by `result()` of what is returned, or else by the next of these
+    calls. At the end of the program it can only be printed.
+
     `use_ema=True` has `fit` overwrite the weights by their averages at its end.
     To go on as if training had not been interrupted, save in a callback.
 
@@ -32,6 +42,12 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
             compiled, its optimizer is built if that is needed.
         path: String or path, the folder to write. It is made if it is not
             there.
+        wait: Boolean, whether to return only when the checkpoint is complete.
+
+    Returns:
+        A `concurrent.futures.Future`. Its `result()` waits until the
+        checkpoint is complete, raises the error of writing it, and returns
+        `None`. With `wait=True` it is done.
 
     Raises:
         TypeError: If `model` is no `keras.Model`.
@@ -46,7 +62,7 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     ```python
     class SaveEachEpoch(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            keras_dist.save_sharded(self.model, "checkpoint")
+            keras_dist.save_sharded(self.model, "checkpoint", wait=False)
 
     strategy = keras_dist.MirroredStrategy(variables="sharded")
     with strategy.scope():
@@ -56,7 +72,7 @@ def save_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
     model.fit(x, x, epochs=3, callbacks=[SaveEachEpoch()])
     ```
     """
-    TrainingState(model, path).save()
+    return TrainingState(model, path).save(wait=wait)
 
 
 def restore_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:

@@ -1,14 +1,18 @@
 """A model's training state, saved and restored in parts by all workers."""
 
 import contextlib
+import os
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import keras
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit.plain_models import strategy_of
+from keras_dist.fit.workers import saving
 from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
 from keras_dist.fit.workers.matching import Groups
 from keras_dist.fit.workers.matching import described
@@ -21,9 +25,11 @@ from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import SavesParts
+from keras_dist.plugin.powers import Writing
 
 _BACKEND, _VARIABLES, _NOTES = "backend", "variables", "notes"
 _MODEL = "model"
+_WRITE = "write its parts of a checkpoint"
 
 
 class TrainingState:
@@ -35,6 +41,7 @@ class TrainingState:
                 "A checkpoint in parts is one of a model. Received: "
                 f"{model!r}. Expected: a `keras.Model`, then a path."
             )
+        saving.wait()
         self._model = model
         self._power = _power()
         strategy = strategy_of(model)
@@ -54,16 +61,31 @@ class TrainingState:
             every = [v for group in self._groups.values() for v in group]
             check_alike(every, self._workers)
 
-    def save(self, notes: Mapping[str, Any] | None = None) -> None:
-        """Saves the state, with the chief's JSON notes."""
+    def save(
+        self, notes: Mapping[str, Any] | None = None, wait: bool = True
+    ) -> Future[None]:
+        """Saves the state, with the chief's JSON notes.
+
+        Without `wait`, a thread writes what this copies."""
         parts = self._folder.make_parts()
         named = {
             key(group, position): variable
             for group, variables in self._groups.items()
             for position, variable in enumerate(variables)
         }
+        begun: list[Writing] = []
+
+        def begin() -> str:
+            begun.append(
+                self._power.save_parts(
+                    self._model, self._executor, named, parts, not wait
+                )
+            )
+            return ""
+
         with self._explained():
-            self._power.save_parts(self._model, self._executor, named, parts)
+            # No worker waits in a thread for one that could not begin.
+            self._everyones(parts, "begin", _WRITE, begin)
         index = {
             _BACKEND: keras.backend.backend(),
             _VARIABLES: {
@@ -72,7 +94,49 @@ class TrainingState:
             },
             _NOTES: dict(notes or {}),
         }
-        self._folder.commit(parts, index)
+
+        def finish() -> None:
+            with self._explained(in_background=not wait):
+                self._finish(begun[0], parts, index, in_background=not wait)
+
+        return saving.start(finish, wait)
+
+    def _finish(
+        self,
+        writing: Writing,
+        parts: str,
+        index: dict[str, Any],
+        in_background: bool,
+    ) -> None:
+        """Writes the parts, and makes them the checkpoint when all have."""
+        texts = self._everyones(
+            parts, "write", _WRITE, writing.write, in_background
+        )
+
+        def commit() -> str:
+            if self._folder.is_chief:
+                writing.finish(texts)
+                self._folder.commit(parts, index)
+            return ""
+
+        what = f"finish the checkpoint '{self._folder.path}'"
+        self._everyones(parts, "commit", what, commit, in_background)
+
+    def _everyones(
+        self,
+        parts: str,
+        step: str,
+        what: str,
+        fn: Callable[[], str],
+        in_background: bool = False,
+    ) -> list[str]:
+        """Returns what all workers' functions return."""
+        if self._workers is None:
+            return [fn()]
+        # Workers may reach the folder by different paths.
+        name = f"{os.path.basename(parts)}/{step}"
+        texts: list[str] = self._workers.do_all(name, what, fn, in_background)
+        return texts
 
     def restore(self) -> dict[str, Any]:
         """Restores the state, and returns the notes."""
@@ -96,14 +160,16 @@ class TrainingState:
         return notes
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, in_background: bool = False) -> Iterator[None]:
         """Names a lost worker if that is why something fails inside."""
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # PyTorch's is no `Exception`
-            raise_explained(error, self._workers)
+            # The thread that trains finds out by itself who is lost.
+            if not in_background:
+                raise_explained(error, self._workers)
             error.add_note(
                 "The parts of the checkpoint could not be written or read. "
                 f"Received: path='{self._folder.path}'. The disk may be full, "
