@@ -26,7 +26,7 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist_jax.joined import JoinedPerReplica
 
 WIDTH, CLASSES, ROWS, STEPS = 256, 10, 32, 3
-WIDE = 1024
+WIDE, NUM_BLOCKS = 1024, 8
 # Strategies, and what they split over the replicas.
 ON_ONE_HOST = {
     "one device": ("one-device", None),
@@ -71,6 +71,33 @@ def wide():
     made = keras.Sequential([keras.Input((WIDE,))])
     for _ in range(3):
         made.add(keras.layers.Dense(WIDE, activation="relu"))
+    made.compile("adam", "mse")
+    return made
+
+
+class Block(keras.layers.Layer):
+    """Two layers that are computed again in the backward pass."""
+
+    def build(self, shape):
+        width = shape[-1]
+        self.up = self.add_weight(shape=(width, 4 * width))
+        self.down = self.add_weight(shape=(4 * width, width))
+
+    def call(self, x):
+        def compute(x):
+            return x + keras.ops.gelu(x @ self.up) @ self.down
+
+        return jax.checkpoint(compute)(x)
+
+    def compute_output_spec(self, x):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+def blocks():
+    """A compiled model of such blocks."""
+    made = keras.Sequential([keras.Input((WIDE,))])
+    for _ in range(NUM_BLOCKS):
+        made.add(Block())
     made.compile("adam", "mse")
     return made
 
@@ -216,6 +243,10 @@ def main(name):
                 "scan": of_function(*choice, rows, steps=STEPS),
             }
         keras.utils.clear_session()
+    if name == "h100:8":
+        for kind in ("mirrored", "sharded variables"):
+            choice = target, *known[kind], 64 * count
+            found[f"blocks, {kind}"] = {"fit": of_fit(*choice, make=blocks)}
     if target.kind.platform == "tpu" and len(workers) == 1:
         choice = target, "mirrored"
         rows = ROWS * count

@@ -4,6 +4,8 @@ import pytest
 
 from compiled.conftest import TARGETS
 
+NUM_BLOCKS = 8  # of `compiled.programs`
+
 # The model of `compiled.programs`: its trained variables, the statistics of
 # its normalization, and the values that an optimizer and metrics count with.
 TRAINED, STATISTICS, FEW = 538_664, 2_048, 32
@@ -157,6 +159,23 @@ def test_tpus_gather_in_the_dtype_that_they_multiply_in(compiled):
     assert sent.pop("reduce-scatter") == pytest.approx(large, rel=0.01)
     assert sent.pop("all-reduce") < 2 * SMALL
     assert not sent
+
+
+def test_blocks_that_are_computed_again_are_gathered_again(compiled):
+    """And a step needs no more than what it keeps, and two of them."""
+    devices, programs = compiled("h100:8")
+    block = 4 * 8 * 1024**2
+    large = NUM_BLOCKS * block
+    mirrored, sharded = (
+        programs[f"blocks, {kind}"]["fit"][0]
+        for kind in ("mirrored", "sharded variables")
+    )
+    sent = bytes_of(sharded)
+    assert large < sent["all-gather"] <= 2 * large
+    assert sent["reduce-scatter"] == large
+    assert sent.get("all-reduce", 0) < SMALL
+    saved = 3 * large * (1 - 1 / devices)
+    assert sharded["peak"] <= mirrored["peak"] - saved + 2 * block
 
 
 def test_a_function_needs_no_more_memory_than_fit(compiled):
