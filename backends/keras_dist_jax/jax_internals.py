@@ -13,12 +13,15 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | | in JAX 0.10; later, each `Jaxpr` has them |
 | the parameters of a `scan`'s equation | what stays, is carried, or is cut |
 | those of a `shard_map`'s equation | the axes that its program is for one of |
+| `jax._src.core.set_current_trace`, | computes where a value is from, |
+| `jax.core.Tracer._trace` | while a loop is traced |
 | `jax._src.dispatch.runtime_tokens` | the error of a callback, which JAX |
 | | raises again at each `jax.effects_barrier` |
 
 If one of them moves, `private` raises an error with its name.
 """
 
+import contextlib
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +39,7 @@ _dce_jaxpr = private("jax.interpreters.partial_eval.dce_jaxpr")
 
 private("jax._src.dispatch.runtime_tokens.clear")
 private("jax.core.eval_jaxpr")
+_set_current_trace = private("jax._src.core.set_current_trace")
 
 _put_shards = private("jax._src.interpreters.pxla.batched_device_put")
 
@@ -81,6 +85,14 @@ def uncommitted(array: Any) -> Any:
     if is_described(array) or not array.committed:
         return array
     return _ArrayImpl(array.aval, array.sharding, [array], committed=False)
+
+
+def tracing_with(value: Any) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operations are traced around a loop: by the
+    trace that made a value, which may be of a function that holds the loop."""
+    found: contextlib.AbstractContextManager[Any]
+    found = _set_current_trace(value._trace)
+    return found
 
 
 _Closed: type[Any] = getattr(core, "ClosedJaxpr", core.Jaxpr)

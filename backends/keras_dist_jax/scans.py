@@ -5,6 +5,7 @@ gives that value to a scan, with an axis for the steps in front, all slices
 would be there at once.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from keras_dist.core.context import replaced
 from keras_dist_jax import jaxprs
+from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.shards import Shards
 
 _GATHERED = "keras_dist_gathered"
@@ -24,6 +26,8 @@ class _Reads(threading.local):
     # By the id of a value that was gathered in the step that is traced: the
     # value, the same in parts, and how these are sharded.
     noted: dict[int, tuple[Any, Any, Shards]] | None = None
+    # Whether a step of a scan is traced.
+    in_scan = False
 
 
 _reads = _Reads()
@@ -41,6 +45,15 @@ def note(gathered: Any, parts: Any, own: Shards) -> Any:
     return gathered
 
 
+def at_read(value: Any) -> contextlib.AbstractContextManager[Any]:
+    """Returns the context in which to gather a value.
+
+    In a scan, that is around the scan: each step would gather, and scatter the
+    gradient.
+    """
+    return tracing_with(value) if _reads.in_scan else contextlib.nullcontext()
+
+
 @functools.cache
 def install() -> None:
     """Hooks JAX' scan, which `keras.ops.scan` calls too, for good."""
@@ -54,8 +67,11 @@ def install() -> None:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        noted = _reads.noted
+        if noted is None:
+            return original(f, init, xs, *args, **kwargs)
+        f = _in_scan(f)
         leaves, tree = jax.tree.flatten(xs)
-        noted = _reads.noted or {}
         found = [noted.get(id(leaf)) for leaf in leaves]
         slices = [each and each[2].of_slices() for each in found]
         if not any(slices):
@@ -79,6 +95,15 @@ def install() -> None:
         return original(again, init, tree.unflatten(parts), *args, **kwargs)
 
     jax.lax.scan = scan
+
+
+def _in_scan(f: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(f)
+    def step(carry: Any, x: Any) -> Any:
+        with replaced(_reads, in_scan=True):
+            return f(carry, x)
+
+    return step
 
 
 def _has_checkpoint(f: Callable[..., Any], init: Any, xs: Any) -> bool:

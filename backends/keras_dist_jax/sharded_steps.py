@@ -302,8 +302,9 @@ def used(variable: keras.Variable, value: Any) -> Any:
     ):
         return value
     own = shards.shards_of(variable)
-    parts = own.constrained(value)
-    gathered = jax.lax.with_sharding_constraint(parts, own.used)
+    with scans.at_read(value):
+        parts = own.constrained(value)
+        gathered = jax.lax.with_sharding_constraint(parts, own.used)
     return scans.note(gathered, parts, own)
 
 

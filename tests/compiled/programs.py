@@ -102,6 +102,16 @@ def blocks():
     return made
 
 
+def recurrent():
+    """A compiled model whose layers read their variables in a loop."""
+    inputs = keras.Input((8, WIDTH))
+    rows = keras.layers.LSTM(WIDTH, return_sequences=True)(inputs)
+    rows = keras.layers.GRU(WIDTH)(rows)
+    made = keras.Model(inputs, rows)
+    made.compile("adam", "mse")
+    return made
+
+
 def attention(**options):
     """A model with attention, for which Keras has a kernel for TPUs."""
     inputs = keras.Input((128, 128))
@@ -244,6 +254,8 @@ def main(name):
             }
         keras.utils.clear_session()
     if name == "h100:8":
+        choice = target, *known["sharded variables"], 64 * count
+        found["recurrent"] = {"fit": of_fit(*choice, make=recurrent)}
         for kind in ("mirrored", "sharded variables"):
             choice = target, *known[kind], 64 * count
             found[f"blocks, {kind}"] = {"fit": of_fit(*choice, make=blocks)}

@@ -161,6 +161,15 @@ def test_tpus_gather_in_the_dtype_that_they_multiply_in(compiled):
     assert not sent
 
 
+def test_recurrent_layers_gather_before_their_loops(compiled):
+    _, programs = compiled("h100:8")
+    sent = bytes_of(programs["recurrent"]["fit"][0])
+    # Kernels of an LSTM and a GRU; and biases, of which some are large.
+    large, most = 4 * 14 * 256**2, 4 * (14 * 256**2 + 10 * 256)
+    assert large <= sent["all-gather"] <= most
+    assert large <= sent["reduce-scatter"] <= most
+
+
 def test_blocks_that_are_computed_again_are_gathered_again(compiled):
     """And a step needs no more than what it keeps, and two of them."""
     devices, programs = compiled("h100:8")

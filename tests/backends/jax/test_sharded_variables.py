@@ -98,7 +98,7 @@ def recurrent():
     """Series to classes."""
     inputs = keras.Input((LENGTH, 8))
     x = layers.GRU(20, return_sequences=True)(inputs)
-    x = layers.GRU(22)(x)
+    x = layers.LSTM(22)(x)
     return keras.Model(inputs, layers.Dense(CLASSES)(x)), SERIES
 
 
