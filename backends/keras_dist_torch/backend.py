@@ -16,12 +16,16 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import DeviceError
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
+from keras_dist.plugin.targets import CompiledProgram
+from keras_dist.plugin.targets import Target
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
@@ -38,20 +42,26 @@ from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
+class TorchBackend(
+    Backend, CompilesForTargets, Differentiates, SavesParts, ShardsVariables
+):
     """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
 
     has_shards_on_devices = False
+    describes_values = True
 
     def __init__(self) -> None:
         self._num_cpus = 1
         self._listed = False
         self._compiler = TorchCompiler()
         self._workers: TorchWorkers | None = None
+        self._is_simulated = False
         install_chunks()
         hook_initialization(_initial_values_device)
 
     def list_devices(self) -> Sequence[Device]:
+        if self._is_simulated:
+            return [Device("cpu", 0)]  # of the worker
         self._listed = True
         return [
             *(Device("gpu", i) for i in range(torch.cuda.device_count())),
@@ -71,7 +81,11 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
         self._num_cpus = num_devices
 
     def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
-        if self._workers is None:
+        if self._is_simulated:
+            from keras_dist_torch.simulation import SimulatedWorkers
+
+            self._workers = SimulatedWorkers(cluster, options)
+        elif self._workers is None:
             self._workers = TorchWorkers(cluster, options)
             leave_at_exit(self._workers)
         else:
@@ -100,16 +114,55 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
                 "each device with `keras-dist run --workers`, and use "
                 "MultiWorkerMirroredStrategy(variables='sharded') there."
             )
+        assert self._workers is not None
         # Late, because FSDP takes long to import.
+        if self._is_simulated:
+            from keras_dist_torch.simulation import SimulatedExecutor
+
+            return SimulatedExecutor(plan, self._workers)
         from keras_dist_torch.direct import TorchDirectExecutor
 
-        assert self._workers is not None
         return TorchDirectExecutor(plan, self._workers)
+
+    @contextlib.contextmanager
+    def on_target(self, target: Target) -> Iterator[Sequence[int]]:
+        if target.kind.platform == "tpu":
+            raise DeviceError(
+                "PyTorch simulates a worker with a GPU or a CPU. Received: "
+                f"--target {target}. Expected: GPUs or CPUs, such as h100:8, "
+                "or --backend jax."
+            )
+        # Late, because FSDP takes long to import.
+        from keras_dist_torch.fake_internals import without_values
+
+        hosts, devices = target.sides
+        before, self._workers = self._workers, None
+        self._is_simulated = True
+        try:
+            with without_values():
+                yield [1] * (hosts * devices)
+        finally:
+            self._workers, self._is_simulated = before, False
+
+    def compiled_step(
+        self, executor: Executor, model: keras.Model, batch: Any
+    ) -> list[CompiledProgram]:
+        from keras_dist_torch.simulation import SimulatedExecutor
+
+        if not isinstance(executor, SimulatedExecutor):
+            raise UnsupportedModelError(
+                "On PyTorch, --target simulates a worker of a cluster whose "
+                "variables are in parts. Expected: --variables sharded, "
+                "without --strategy and on several devices. Or --backend jax."
+            )
+        return [executor.simulated_step(model, batch)]
 
     def _workers_of(self, plan: Plan) -> TorchWorkers | None:
         return self._workers if plan.cluster else None
 
     def random_state(self) -> str:
+        if self._is_simulated:
+            return ""  # no step draws numbers
         # The CPU's, and those of the GPUs in order.
         gpus = range(torch.cuda.device_count())
         states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -173,9 +174,15 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         ]
         *sums, counts = self.workers.sum([*filled, flags.to(self._home)])
         return [
-            total if count else None
-            for total, count in zip(sums, counts.tolist(), strict=True)
+            total if is_present else None
+            for total, is_present in zip(
+                sums, self._are_present(own, counts), strict=True
+            )
         ]
+
+    def _are_present(self, own: list[Any], counts: torch.Tensor) -> list[bool]:
+        """Tells which gradients any worker has, of these of its own."""
+        return [count > 0 for count in counts.tolist()]
 
     def _in_parts(self, total: Any, variable: keras.Variable) -> Any:
         home = self.home(variable)
@@ -245,6 +252,8 @@ def _not_in_parts(
 @functools.cache
 def install() -> None:
     """Hooks Keras for variables in parts, once."""
+    # It is right: such a variable is the same on all workers.
+    warnings.filterwarnings("ignore", "Found a non-scalar tensor with numel=1")
     hook_tracking(_hook_tracking)
     hook_assignment(_hook_assignment)
     # Installed first, so that the order of wrappers is the same whichever

@@ -7,6 +7,9 @@ import numpy as np
 import torch
 
 import keras_dist
+from keras_dist.cli.jobs.target import compiled_for
+from keras_dist.planning.estimates import ALL_SPLIT
+from keras_dist.planning.targets import read_target
 from keras_dist_torch import parts
 from parity import cases
 from parity import harness
@@ -98,6 +101,30 @@ def collectives(_):
         str(name).rpartition(".")[2]: count
         for name, count in counting.get_comm_counts().items()
     }
+
+
+def wide_and_batch():
+    """A model for `keras-dist plan --target`, with its batch."""
+    model = sharded_models.wide()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model, sharded_models.NUMBERS, sharded_models.CLASSES
+
+
+def measured(_):
+    """A real step's bytes and collectives, and those of a simulated one."""
+    # PyTorch can't import these before the modules of FSDP.
+    from keras_dist_torch.measuring import Collectives
+    from keras_dist_torch.simulation import measured_step
+
+    _, model = wide_model()
+    data = sharded_models.NUMBERS, sharded_models.CLASSES
+    data = keras.tree.map_structure(torch.as_tensor, data)
+    real = measured_step(model, data, Collectives(2))
+    spec, target = f"{__name__}:wide_and_batch", read_target("cpu:2")
+    rows = sharded_models.ROWS
+    (simulated,), *_ = compiled_for(spec, target, None, ALL_SPLIT, rows)
+    return real, simulated
 
 
 class Derives(sharded_models.Parts):
