@@ -27,8 +27,10 @@ from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.workers import TorchWorkers
 
 # Attributes of a variable: its `DTensor`, in whose place is a whole tensor
-# while FSDP has its layer compute; and a whole value that a worker holds.
+# while FSDP has its layer compute; the `DTensor` at any time; and a whole value
+# that a worker holds.
 _STORED = "_keras_dist_stored"
+_PARTS = "_keras_dist_parts"
 _HELD = "_keras_dist_held"
 # Set on variables that an optimizer has for one that is in parts.
 _SLOT = "_keras_dist_slot_in_parts"
@@ -88,6 +90,8 @@ def tensor_in_use(variable: keras.Variable) -> torch.Tensor:
 
 def store(variable: keras.Variable, tensor: torch.Tensor) -> None:
     vars(variable)[_STORED] = tensor
+    if isinstance(tensor, DTensor):
+        vars(variable)[_PARTS] = tensor
 
 
 def are_in_parts(variables: Sequence[keras.Variable]) -> bool:
@@ -194,6 +198,8 @@ class DTensorHome(ShardedHome):
         if held is not None:
             return held
         replica = getattr(current_replica(), "replica", None)
+        if _is_in_another_dtype(self.variable, kept):
+            kept = vars(self.variable)[_PARTS]
         if not isinstance(kept, DTensor):
             # FSDP frees it, which must be seen by no array of NumPy.
             is_probe = replica is None and not torch.is_grad_enabled()
@@ -238,6 +244,14 @@ class DTensorHome(ShardedHome):
         kept = stored(self.variable)
         if kept is not None:
             kept.requires_grad_(value)
+
+
+def _is_in_another_dtype(
+    variable: keras.Variable, tensor: torch.Tensor
+) -> bool:
+    """Returns whether a tensor has lost what a reader of its variable needs."""
+    is_gathered = not isinstance(tensor, DTensor)
+    return is_gathered and tensor.dtype != getattr(torch, variable.dtype)
 
 
 def _assigned_in_call(variable: keras.Variable) -> UnsupportedModelError:

@@ -35,6 +35,15 @@ def scaled():
     return dense(256, 2, "adam")
 
 
+def mixed():
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    layers = [keras.layers.Dense(2048, use_bias=False) for _ in range(2)]
+    layers.insert(1, keras.layers.LayerNormalization(center=False))
+    model = keras.Sequential([keras.Input((2048,)), *layers])
+    model.compile("sgd", "mse")
+    return model
+
+
 def random():
     model = keras.Sequential([
         keras.Input((256,)), keras.layers.Dense(256),
@@ -135,6 +144,17 @@ def test_a_model_of_two_billion_parameters_takes_no_memory(planned):
     assert 4 * count < program["peak"] < 3 * 4 * count
     assert program["fits"]
     assert memory < 1.5e9 < 4 * count / 5
+
+
+def test_gathers_are_in_the_dtype_that_layers_compute_in(planned):
+    program, _ = planned("mixed", "cpu:8", "--batch-size", "8")
+    kernels, scale = 2 * 2048**2, 2048
+    kinds = {each["kind"]: each for each in program["collectives"]}
+    # Normalization reads its scale in float32. Gradients are summed in float32.
+    gathered = 2 * (2 * kernels + 4 * scale)
+    assert 0 <= kinds["all-gather"]["num_bytes"] - gathered < 1000
+    assert kinds["reduce-scatter"]["num_bytes"] == 4 * (kernels + scale)
+    assert program["state"]["trainable"] == 4 * (kernels + scale) / 8
 
 
 @pytest.mark.parametrize("model", ["scaled", "random"])

@@ -90,6 +90,29 @@ def transformer():
     return keras.Model(words, layers.Dense(TOKENS)(x))
 
 
+class ReadsExactly(layers.Layer):
+    """Computes in float32 with the kernel of a layer that does not."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = layers.Dense(WIDTH, dtype="mixed_bfloat16")
+        self.norm = layers.LayerNormalization(dtype="mixed_bfloat16")
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.norm.build(shape)
+
+    def call(self, x):
+        rounded = self.norm(self.inner(x))
+        exact = ops.matmul(x, self.inner.kernel)
+        return exact + 0.0 * ops.cast(rounded, "float32")
+
+
+def reads_exactly():
+    numbers = keras.Input((WIDTH,))
+    return keras.Model(numbers, layers.Dense(4)(ReadsExactly()(numbers)))
+
+
 def convolutions():
     images = keras.Input((6, 6, 3))
     x = layers.Conv2D(8, 3, use_bias=False)(images)

@@ -35,6 +35,7 @@ from workers.sharded_models import all_of
 from workers.sharded_models import compiled
 from workers.sharded_models import convolutions
 from workers.sharded_models import dense
+from workers.sharded_models import reads_exactly
 from workers.sharded_models import transformer
 
 
@@ -191,13 +192,29 @@ def low_rank(scope, optimizer):
 
 def half(scope, optimizer):
     """Layers compute in bfloat16, on variables in float32."""
+    with _computing_in("mixed_bfloat16"):
+        return train_transformer(scope, optimizer)
+
+
+def half_toggled(scope, optimizer):
+    """Layers that compute in bfloat16 are frozen and thawed."""
+    with _computing_in("mixed_bfloat16"):
+        return toggle_trainable(scope, optimizer)
+
+
+@contextlib.contextmanager
+def _computing_in(name):
     policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
+    keras.config.set_dtype_policy(name)
     try:
-        model = compiled(transformer, scope, optimizer)
+        yield
     finally:
         keras.config.set_dtype_policy(policy)
-    return all_of(model, WORDS, NEXT)
+
+
+def half_elsewhere(scope, optimizer):
+    """A layer reads what another one rounds to bfloat16."""
+    return all_of(compiled(reads_exactly, scope, optimizer), NUMBERS, CLASSES)
 
 
 def rematerialized(scope, optimizer):
@@ -282,6 +299,8 @@ PROGRAMS = {
         in_place,
         low_rank,
         half,
+        half_elsewhere,
+        half_toggled,
         rematerialized,
         built_by_data,
         constrained,

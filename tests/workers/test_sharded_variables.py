@@ -34,7 +34,7 @@ MORE = ["optimizer_adamw", "layer_frozen", "layer_spectral_normalization"]
 # By program, its argument in place of an optimizer's name.
 ARGUMENTS = {"fail_and_go_on": ["forward", "backward"]}
 # Sums of bfloat16 are in another order.
-TOLERANCES = {"half": 0.06}
+TOLERANCES = {"half": 0.06, "half_toggled": 0.06}
 
 
 def launched(job, *args, workers=2, devices=1):
