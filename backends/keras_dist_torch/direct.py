@@ -25,12 +25,14 @@ from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
+from keras_dist.replica.adoption import adopt
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.direct_replica import DirectReplica
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.keras_internals import hook_assignment
 from keras_dist_torch.keras_internals import hook_tracking
+from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.mesh import mesh_of
 from keras_dist_torch.parts import DTensorHome
 from keras_dist_torch.parts import are_in_parts
@@ -38,12 +40,14 @@ from keras_dist_torch.parts import as_parts
 from keras_dist_torch.parts import hold
 from keras_dist_torch.parts import is_to_split
 from keras_dist_torch.parts import mark_slot
+from keras_dist_torch.parts import marked_weight
 from keras_dist_torch.parts import reads_parts
 from keras_dist_torch.parts import release
 from keras_dist_torch.parts import stored
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.units import called_plainly
 from keras_dist_torch.units import is_live
+from keras_dist_torch.units import new_layers
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
 
@@ -80,7 +84,16 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     def prepare(self, model: keras.Model) -> None:
         super().prepare(model)
         if model.built:
+            self._split_weights(model)
             shard_layers(model, self._mesh)
+
+    def _split_weights(self, model: keras.Model) -> None:
+        """Divides large weights that were not trained when they were made."""
+        for layer in new_layers(model):
+            for variable in own_variables(layer):
+                if marked_weight(variable):
+                    adopt(variable)
+                    self.home(variable).settle()
 
     @contextlib.contextmanager
     def probing(self, layer: keras.Layer | None = None) -> Iterator[None]:

@@ -80,7 +80,7 @@ class Live(torch.nn.Module):
 
 def shard_layers(model: keras.Model, mesh: DeviceMesh) -> None:
     """Shards the layers of a built model that are not yet, and the model."""
-    layers = [each for each in model._flatten_layers() if _is_new(each)]
+    layers = new_layers(model)
     for layer in layers:
         _show_layers(layer)
         set_parameters(layer, Live(_in_parts(layer)))
@@ -91,6 +91,11 @@ def shard_layers(model: keras.Model, mesh: DeviceMesh) -> None:
     if state_of(model) is None:
         _shard(model, _NO_DTYPES, mesh)
     make_root(model)
+
+
+def new_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns the built layers of a model that FSDP does not know yet."""
+    return [each for each in model._flatten_layers() if _is_new(each)]
 
 
 def is_live(layer: keras.Layer) -> bool:

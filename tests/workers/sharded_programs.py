@@ -35,6 +35,7 @@ from workers.sharded_models import all_of
 from workers.sharded_models import compiled
 from workers.sharded_models import convolutions
 from workers.sharded_models import dense
+from workers.sharded_models import frozen
 from workers.sharded_models import reads_exactly
 from workers.sharded_models import transformer
 
@@ -59,7 +60,22 @@ def train_on_single_rows(scope, optimizer):
 
 def toggle_trainable(scope, optimizer):
     """Layers are frozen and thawed between calls of `fit`, and within one."""
-    model = compiled(dense, scope, optimizer)
+    return _toggled(compiled(dense, scope, optimizer), scope, optimizer)
+
+
+def freeze_at_first(scope, optimizer):
+    """Weights of a model are not trained, and some of them are later."""
+    return _toggled(compiled(frozen, scope, optimizer), scope, optimizer)
+
+
+def adopt_frozen(scope, optimizer):
+    """Weights of a model that was made before are not trained at first."""
+    model = compiled(frozen, contextlib.nullcontext, optimizer)
+    _distribute(model, scope)
+    return _toggled(model, scope, optimizer)
+
+
+def _toggled(model, scope, optimizer):
     first, second = model.get_layer("first"), model.get_layer("second")
     found = {}
     for step, (layer, trains) in enumerate(
@@ -276,11 +292,15 @@ def adopted(scope, optimizer):
     """A model that was made before."""
     model = compiled(dense, contextlib.nullcontext, optimizer)
     model.optimizer.build(model.trainable_variables)
+    _distribute(model, scope)
+    return all_of(model, NUMBERS, CLASSES)
+
+
+def _distribute(model, scope):
     with scope():
         strategy = keras_dist.get_strategy()
     if strategy.num_replicas_in_sync > 1:
         strategy.distribute(model)
-    return all_of(model, NUMBERS, CLASSES)
 
 
 PROGRAMS = {
@@ -291,6 +311,8 @@ PROGRAMS = {
         train_tied,
         train_on_single_rows,
         toggle_trainable,
+        freeze_at_first,
+        adopt_frozen,
         set_and_get,
         share_layers,
         own_step,

@@ -8,6 +8,7 @@ import torch
 
 import keras_dist
 from keras_dist.cli.jobs.target import compiled_for
+from keras_dist.core.plan import num_bytes
 from keras_dist.planning.estimates import ALL_SPLIT
 from keras_dist.planning.targets import read_target
 from keras_dist_torch import parts
@@ -75,6 +76,31 @@ def bytes_kept(_):
         for variable in [*model.variables, *model.optimizer.variables]
     ]
     return kept, bytes_of_tensors() - before
+
+
+def frozen_bytes_kept(_):
+    """By path, bytes here and in all of a model's weights, not all trained."""
+    strategy = in_cluster(least_elements=100)
+    with strategy.scope():
+        made = sharded_models.frozen()
+    model = sharded_models.frozen()
+    strategy.distribute(model)
+    found = []
+    for each in made, model:
+        each.compile("adam", "mse")
+        each.predict(sharded_models.NUMBERS, verbose=0)
+        found.append(
+            {
+                variable.path.partition("/")[2]: (
+                    list(
+                        strategy.executor.home(variable).bytes_kept().values()
+                    ),
+                    num_bytes(variable),
+                )
+                for variable in each.variables
+            }
+        )
+    return found
 
 
 def bytes_of_tensors():

@@ -147,6 +147,19 @@ def test_each_worker_keeps_its_part(count):
     assert max(owns) <= 1.02 * wholes / count
 
 
+def test_each_worker_keeps_its_part_of_weights_that_are_not_trained():
+    for found in launched("frozen_bytes_kept", None)[0]:
+        in_parts = {
+            path for path, (own, whole) in found.items() if own == [whole // 2]
+        }
+        whole = {path for path, (own, size) in found.items() if own == [size]}
+        assert in_parts == {
+            *("first/kernel", "tables/fixed", "tables/moving"),
+            "second/kernel",
+        }
+        assert in_parts | whole == set(found)
+
+
 def test_each_layer_is_gathered_once_for_each_pass():
     (each, _) = launched("collectives", None)
     assert each == {"_allgather_base_": 8, "_reduce_scatter_base_": 4}
