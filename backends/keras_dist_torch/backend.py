@@ -33,12 +33,14 @@ from keras_dist.replica.gradients import current
 from keras_dist.replica.scopes import Overlay
 from keras_dist_torch.chunks import install as install_chunks
 from keras_dist_torch.compiler import TorchCompiler
+from keras_dist_torch.gradients import detached
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import hook_initialization
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.sharded import TorchShardedExecutor
+from keras_dist_torch.weighing import differentiating
 from keras_dist_torch.workers import TorchWorkers
 
 
@@ -214,6 +216,9 @@ class TorchBackend(
         tensors: Sequence[Any],
     ) -> Differentiated:
         is_nested = current.depth > 0
+        own_way = differentiating()
+        if own_way is not None:
+            return own_way.differentiate(fn, variables, tensors, is_nested)
         with torch.enable_grad():
             # New tensors: `fn` may use the caller's through a closure, and
             # those uses are not differentiated.
@@ -226,7 +231,7 @@ class TorchBackend(
             gradients = _gradients(value, [*leaves, *own], is_nested)
         if not is_nested:
             # No derivative of these will be asked for: free their graphs.
-            value, aux = keras.tree.map_structure(_detached, (value, aux))
+            value, aux = keras.tree.map_structure(detached, (value, aux))
         return value, aux, gradients
 
 
@@ -279,7 +284,3 @@ def _gradients(
         value, sources, allow_unused=True, create_graph=is_nested
     )
     return list(found)
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

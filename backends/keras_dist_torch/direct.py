@@ -14,10 +14,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
+from keras_dist.core.context import replaced
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.home import Home
@@ -27,8 +29,10 @@ from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
 from keras_dist.replica.adoption import adopt
 from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.direct_replica import DirectReplica
+from keras_dist_torch.direct_replica import in_parts
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.keras_internals import hook_assignment
 from keras_dist_torch.keras_internals import hook_tracking
@@ -110,13 +114,31 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         reset(model)
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
-        raise UnsupportedModelError(
-            "On PyTorch, variables in parts are for `fit`, `evaluate`, "
-            "`predict` and their relatives for one batch. Received: "
-            "`strategy.run` under variables='sharded'. Expected: one of "
-            "them, with a `train_step` of the model for a loop of your own, "
-            "or variables='mirrored'."
-        )
+        called: list[keras.Model] = []
+
+        @as_hook
+        def prepare_first(
+            original: Any, layer: Any, /, *args: Any, **kw: Any
+        ) -> Any:
+            is_outer = keras_internals.innermost_call() is None
+            if is_outer and isinstance(layer, keras.Model):
+                called.append(layer)
+                if new_layers(layer):
+                    with outside_replicas():
+                        self.prepare(layer)
+            return original(layer, *args, **kw)
+
+        try:
+            # All workers call the same models, and share their layers then.
+            prepared = prepare_first(keras.Layer.__call__)
+            # Compiled functions run as they are, with FSDP's hooks.
+            plainly = torch.compiler.set_stance("force_eager")
+            with replaced(keras.Layer, __call__=prepared), plainly:
+                return super().call(fn)
+        except BaseException:
+            for model in called:
+                self.recover(model)
+            raise
 
     def _overlapping(
         self, shares: Sequence[Share]
@@ -153,7 +175,8 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> list[Any]:
         assert isinstance(replica, DirectReplica)
         self.workers.check()  # FSDP does not, and gradients are used next
-        ((own,), (weight,)) = gradients, weights
+        ((given,), (weight,)) = gradients, weights
+        own = [in_parts(gradient) for gradient in given]
         replica.trains(variables)
         # Gradients that no backward pass has computed have no weight yet.
         factor = 1.0 if replica.has_gradients else weight
@@ -305,8 +328,8 @@ def _hook_apply(
     if is_outside and are_in_parts([*self.variables, *trained]):
         raise UnsupportedModelError(
             f"Optimizer '{self.name}' was called outside of `fit`, "
-            "`train_on_batch` and a `train_step`, for variables in parts. "
-            "Expected: an update in a model's `train_step`, or "
-            "variables='mirrored'."
+            "`train_on_batch`, a `train_step` and `strategy.run`, for "
+            "variables in parts. Expected: an update in a model's "
+            "`train_step` or in a replica function, or variables='mirrored'."
         )
     original(self, grads, trainable_variables and trained)

@@ -288,6 +288,110 @@ def optimizer_each(scope, optimizer):
     return state_of(model)
 
 
+def own_loop(scope, optimizer):
+    """Replica functions train a model that no `fit` has seen."""
+    return _loop(transformer, scope, optimizer, WORDS, NEXT)
+
+
+def own_loop_after_fit(scope, optimizer):
+    return _loop(dense, scope, optimizer, NUMBERS, CLASSES, fits=True)
+
+
+def own_loop_of_two(scope, optimizer):
+    """Two models are trained in turn, and some rows are on no worker."""
+    with scope():
+        strategy = keras_dist.get_strategy()
+        first, second = dense(), dense()
+        set_initial_weights(first)
+        set_initial_weights(second)
+        optimizers = [OPTIMIZERS[optimizer]() for _ in range(2)]
+
+    def loss_of(model, x, y):
+        losses = keras.losses.sparse_categorical_crossentropy(
+            y, model(x), from_logits=True
+        )
+        return keras_dist.compute_average_loss(losses)
+
+    def step(x, y):
+        # What one model makes of the other's gradient.
+        x = ops.convert_to_tensor(x)
+        steepest = keras_dist.gradient(lambda x: ops.sum(second(x) ** 2), x)
+        x = x + 0.1 * ops.sign(steepest)
+        both = [*first.trainable_variables, *second.trainable_variables]
+        found = []
+        for model, own in zip((first, second), optimizers, strict=True):
+            loss, gradients = keras_dist.value_and_grad(
+                lambda: loss_of(first, x, y) + 2.0 * loss_of(second, x, y),
+                both,
+            )
+            named = dict(zip(map(id, both), gradients, strict=True))
+            trained = model.trainable_variables
+            own.apply([named[id(v)] for v in trained], trained)
+            found.append(loss)
+        return ops.stack(found)
+
+    losses = []
+    batches = [(NUMBERS[i : i + 4], CLASSES[i : i + 4]) for i in (0, 4, 8, 12)]
+    for batch in strategy.experimental_distribute_dataset(batches):
+        each = strategy.run(step, args=batch)
+        losses.append(strategy.reduce("SUM", each, axis=None))
+    variables = [*first.variables, *second.variables]
+    return {"losses": to_numpy(ops.stack(losses))} | {
+        f"state/{i}": v.numpy() for i, v in enumerate(variables)
+    }
+
+
+def _loop(make, scope, optimizer, x, y, fits=False):
+    with scope():
+        strategy = keras_dist.get_strategy()
+        model = make()
+        set_initial_weights(model)
+        own = OPTIMIZERS[optimizer]()
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    if fits:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+        model.fit(x, y, 5, shuffle=False, verbose=0)
+
+    def fail():
+        model(x)
+        raise ValueError("after the forward pass")
+
+    with contextlib.suppress(ValueError):
+        strategy.run(fail)
+
+    @keras_dist.function
+    def train_step(x, y):
+        def loss_fn():
+            logits = model(x, training=True)
+            accuracy.update_state(y, logits)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, logits, from_logits=True
+            )
+            losses = ops.mean(ops.reshape(losses, (len(x), -1)), axis=1)
+            return keras_dist.compute_average_loss(losses)
+
+        variables = model.trainable_variables
+        loss, gradients = keras_dist.value_and_grad(loss_fn, variables)
+        own.apply(gradients, variables)
+        return loss
+
+    batches = [(x[i : i + 5], y[i : i + 5]) for i in range(0, len(x), 5)]
+    losses = []
+    for _ in range(2):
+        for batch in strategy.experimental_distribute_dataset(batches):
+            each = strategy.run(train_step, args=batch)
+            losses.append(strategy.reduce("SUM", each, axis=None))
+    (batch,) = strategy.experimental_distribute_dataset([x])
+    seen = strategy.gather(strategy.run(model, args=(batch,)), axis=0)
+    state = [*model.variables, *own.variables]
+    return {
+        "losses": to_numpy(ops.stack(losses)),
+        "accuracy": to_numpy(accuracy.result()),
+        "seen": to_numpy(seen),
+    } | {f"state/{i}": v.numpy() for i, v in enumerate(state)}
+
+
 def adopted(scope, optimizer):
     """A model that was made before."""
     model = compiled(dense, contextlib.nullcontext, optimizer)
@@ -327,6 +431,9 @@ PROGRAMS = {
         built_by_data,
         constrained,
         optimizer_each,
+        own_loop,
+        own_loop_after_fit,
+        own_loop_of_two,
         adopted,
     )
 }

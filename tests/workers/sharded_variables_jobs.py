@@ -9,6 +9,7 @@ import torch
 import keras_dist
 from keras_dist.cli.jobs.target import compiled_for
 from keras_dist.core.plan import num_bytes
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.planning.estimates import ALL_SPLIT
 from keras_dist.planning.targets import read_target
 from keras_dist_torch import parts
@@ -116,17 +117,33 @@ def bytes_of_tensors():
 
 
 def collectives(_):
-    """How many collectives of FSDP and DTensor a step has, by name."""
+    """How many collectives of FSDP and DTensor a step has, by name: one of
+    `fit`, and one of a replica function."""
     # PyTorch can't import this before the modules of FSDP.
     from torch.distributed.tensor.debug import CommDebugMode
 
-    _, model = wide_model()
-    with CommDebugMode() as counting:
-        model.train_on_batch(sharded_models.NUMBERS, sharded_models.CLASSES)
-    return {
-        str(name).rpartition(".")[2]: count
-        for name, count in counting.get_comm_counts().items()
-    }
+    strategy, model = wide_model()
+    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
+
+    def step():
+        def loss():
+            losses = keras.losses.sparse_categorical_crossentropy(y, model(x))
+            return keras_dist.compute_average_loss(losses, 2 * len(y))
+
+        gradients = keras_dist.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+
+    found = []
+    for run in lambda: model.train_on_batch(x, y), lambda: strategy.run(step):
+        with CommDebugMode() as counting:
+            run()
+        found.append(
+            {
+                str(name).rpartition(".")[2]: count
+                for name, count in counting.get_comm_counts().items()
+            }
+        )
+    return found
 
 
 def wide_and_batch():
@@ -175,7 +192,6 @@ def refused(_):
     variables = model.trainable_variables
     before = [variable.numpy() for variable in variables]
     found = {
-        "run": attempted(strategy.run, lambda: None),
         "apply": attempted(
             model.optimizer.apply,
             [keras.ops.ones(variable.shape) for variable in variables],
@@ -189,9 +205,50 @@ def refused(_):
             sharded_models.NUMBERS,
             sharded_models.CLASSES,
         )
+    for name, fn in in_functions(model).items():
+        found[name] = attempted(strategy.run, fn)
     for value, variable in zip(before, variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
     return found
+
+
+def in_functions(model):
+    """Replica functions that use gradients in ways that are refused."""
+    x = keras.ops.convert_to_tensor(sharded_models.NUMBERS)
+    variables = model.trainable_variables
+
+    def loss():
+        return keras.ops.mean(model(x))
+
+    def gradients():
+        return keras_dist.gradient(loss, variables)
+
+    def nested():
+        return keras.ops.sum(keras_dist.gradient(loss, variables)[1])
+
+    def of_moving():
+        model.layers[0].trainable = False
+        try:
+            keras_dist.gradient(loss, variables)
+        finally:
+            model.layers[0].trainable = True
+
+    def raises():
+        loss()
+        raise UnsupportedModelError("mine")
+
+    return {
+        "norm": lambda: keras.ops.norm(gradients()[0]),
+        "doubled": lambda: 2.0 * gradients()[0],
+        "numpy": lambda: gradients()[0].numpy(),
+        "reduced": lambda: keras_dist.get_replica_context().all_reduce(
+            "SUM", gradients()[0]
+        ),
+        "backward": lambda: loss().backward(),
+        "nested": lambda: keras_dist.gradient(nested, variables),
+        "frozen": of_moving,
+        "raised": raises,
+    }
 
 
 def shown(_):
