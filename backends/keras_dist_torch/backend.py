@@ -16,13 +16,17 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import DeviceError
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.powers import Writing
+from keras_dist.plugin.targets import CompiledProgram
+from keras_dist.plugin.targets import Target
 from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
@@ -30,29 +34,37 @@ from keras_dist.replica.gradients import current
 from keras_dist.replica.scopes import Overlay
 from keras_dist_torch.chunks import install as install_chunks
 from keras_dist_torch.compiler import TorchCompiler
+from keras_dist_torch.gradients import detached
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import hook_initialization
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.sharded import TorchShardedExecutor
+from keras_dist_torch.weighing import differentiating
 from keras_dist_torch.workers import TorchWorkers
 
 
-class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
+class TorchBackend(
+    Backend, CompilesForTargets, Differentiates, SavesParts, ShardsVariables
+):
     """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
 
     has_shards_on_devices = False
+    describes_values = True
 
     def __init__(self) -> None:
         self._num_cpus = 1
         self._listed = False
         self._compiler = TorchCompiler()
         self._workers: TorchWorkers | None = None
+        self._is_simulated = False
         install_chunks()
         hook_initialization(_initial_values_device)
 
     def list_devices(self) -> Sequence[Device]:
+        if self._is_simulated:
+            return [Device("cpu", 0)]  # of the worker
         self._listed = True
         return [
             *(Device("gpu", i) for i in range(torch.cuda.device_count())),
@@ -72,7 +84,11 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
         self._num_cpus = num_devices
 
     def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
-        if self._workers is None:
+        if self._is_simulated:
+            from keras_dist_torch.simulation import SimulatedWorkers
+
+            self._workers = SimulatedWorkers(cluster, options)
+        elif self._workers is None:
             self._workers = TorchWorkers(cluster, options)
             leave_at_exit(self._workers)
         else:
@@ -101,16 +117,55 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
                 "each device with `keras-dist run --workers`, and use "
                 "MultiWorkerMirroredStrategy(variables='sharded') there."
             )
+        assert self._workers is not None
         # Late, because FSDP takes long to import.
+        if self._is_simulated:
+            from keras_dist_torch.simulation import SimulatedExecutor
+
+            return SimulatedExecutor(plan, self._workers)
         from keras_dist_torch.direct import TorchDirectExecutor
 
-        assert self._workers is not None
         return TorchDirectExecutor(plan, self._workers)
+
+    @contextlib.contextmanager
+    def on_target(self, target: Target) -> Iterator[Sequence[int]]:
+        if target.kind.platform == "tpu":
+            raise DeviceError(
+                "PyTorch simulates a worker with a GPU or a CPU. Received: "
+                f"--target {target}. Expected: GPUs or CPUs, such as h100:8, "
+                "or --backend jax."
+            )
+        # Late, because FSDP takes long to import.
+        from keras_dist_torch.fake_internals import without_values
+
+        hosts, devices = target.sides
+        before, self._workers = self._workers, None
+        self._is_simulated = True
+        try:
+            with without_values():
+                yield [1] * (hosts * devices)
+        finally:
+            self._workers, self._is_simulated = before, False
+
+    def compiled_step(
+        self, executor: Executor, model: keras.Model, batch: Any
+    ) -> list[CompiledProgram]:
+        from keras_dist_torch.simulation import SimulatedExecutor
+
+        if not isinstance(executor, SimulatedExecutor):
+            raise UnsupportedModelError(
+                "On PyTorch, --target simulates a worker of a cluster whose "
+                "variables are in parts. Expected: --variables sharded, "
+                "without --strategy and on several devices. Or --backend jax."
+            )
+        return [executor.simulated_step(model, batch)]
 
     def _workers_of(self, plan: Plan) -> TorchWorkers | None:
         return self._workers if plan.cluster else None
 
     def random_state(self) -> str:
+        if self._is_simulated:
+            return ""  # no step draws numbers
         # The CPU's, and those of the GPUs in order.
         gpus = range(torch.cuda.device_count())
         states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
@@ -163,6 +218,9 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
         tensors: Sequence[Any],
     ) -> Differentiated:
         is_nested = current.depth > 0
+        own_way = differentiating()
+        if own_way is not None:
+            return own_way.differentiate(fn, variables, tensors, is_nested)
         with torch.enable_grad():
             # New tensors: `fn` may use the caller's through a closure, and
             # those uses are not differentiated.
@@ -175,7 +233,7 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
             gradients = _gradients(value, [*leaves, *own], is_nested)
         if not is_nested:
             # No derivative of these will be asked for: free their graphs.
-            value, aux = keras.tree.map_structure(_detached, (value, aux))
+            value, aux = keras.tree.map_structure(detached, (value, aux))
         return value, aux, gradients
 
 
@@ -228,7 +286,3 @@ def _gradients(
         value, sources, allow_unused=True, create_graph=is_nested
     )
     return list(found)
-
-
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -13,10 +14,12 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
+from keras_dist.core.context import replaced
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.home import Home
@@ -24,12 +27,16 @@ from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
+from keras_dist.replica.adoption import adopt
 from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.direct_replica import DirectReplica
+from keras_dist_torch.direct_replica import in_parts
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.keras_internals import hook_assignment
 from keras_dist_torch.keras_internals import hook_tracking
+from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.mesh import mesh_of
 from keras_dist_torch.parts import DTensorHome
 from keras_dist_torch.parts import are_in_parts
@@ -37,12 +44,14 @@ from keras_dist_torch.parts import as_parts
 from keras_dist_torch.parts import hold
 from keras_dist_torch.parts import is_to_split
 from keras_dist_torch.parts import mark_slot
+from keras_dist_torch.parts import marked_weight
 from keras_dist_torch.parts import reads_parts
 from keras_dist_torch.parts import release
 from keras_dist_torch.parts import stored
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.units import called_plainly
 from keras_dist_torch.units import is_live
+from keras_dist_torch.units import new_layers
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
 
@@ -79,7 +88,16 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     def prepare(self, model: keras.Model) -> None:
         super().prepare(model)
         if model.built:
+            self._split_weights(model)
             shard_layers(model, self._mesh)
+
+    def _split_weights(self, model: keras.Model) -> None:
+        """Divides large weights that were not trained when they were made."""
+        for layer in new_layers(model):
+            for variable in own_variables(layer):
+                if marked_weight(variable):
+                    adopt(variable)
+                    self.home(variable).settle()
 
     @contextlib.contextmanager
     def probing(self, layer: keras.Layer | None = None) -> Iterator[None]:
@@ -96,13 +114,31 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         reset(model)
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
-        raise UnsupportedModelError(
-            "On PyTorch, variables in parts are for `fit`, `evaluate`, "
-            "`predict` and their relatives for one batch. Received: "
-            "`strategy.run` under variables='sharded'. Expected: one of "
-            "them, with a `train_step` of the model for a loop of your own, "
-            "or variables='mirrored'."
-        )
+        called: list[keras.Model] = []
+
+        @as_hook
+        def prepare_first(
+            original: Any, layer: Any, /, *args: Any, **kw: Any
+        ) -> Any:
+            is_outer = keras_internals.innermost_call() is None
+            if is_outer and isinstance(layer, keras.Model):
+                called.append(layer)
+                if new_layers(layer):
+                    with outside_replicas():
+                        self.prepare(layer)
+            return original(layer, *args, **kw)
+
+        try:
+            # All workers call the same models, and share their layers then.
+            prepared = prepare_first(keras.Layer.__call__)
+            # Compiled functions run as they are, with FSDP's hooks.
+            plainly = torch.compiler.set_stance("force_eager")
+            with replaced(keras.Layer, __call__=prepared), plainly:
+                return super().call(fn)
+        except BaseException:
+            for model in called:
+                self.recover(model)
+            raise
 
     def _overlapping(
         self, shares: Sequence[Share]
@@ -139,7 +175,8 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> list[Any]:
         assert isinstance(replica, DirectReplica)
         self.workers.check()  # FSDP does not, and gradients are used next
-        ((own,), (weight,)) = gradients, weights
+        ((given,), (weight,)) = gradients, weights
+        own = [in_parts(gradient) for gradient in given]
         replica.trains(variables)
         # Gradients that no backward pass has computed have no weight yet.
         factor = 1.0 if replica.has_gradients else weight
@@ -173,9 +210,15 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         ]
         *sums, counts = self.workers.sum([*filled, flags.to(self._home)])
         return [
-            total if count else None
-            for total, count in zip(sums, counts.tolist(), strict=True)
+            total if is_present else None
+            for total, is_present in zip(
+                sums, self._are_present(own, counts), strict=True
+            )
         ]
+
+    def _are_present(self, own: list[Any], counts: torch.Tensor) -> list[bool]:
+        """Tells which gradients any worker has, of these of its own."""
+        return [count > 0 for count in counts.tolist()]
 
     def _in_parts(self, total: Any, variable: keras.Variable) -> Any:
         home = self.home(variable)
@@ -245,6 +288,8 @@ def _not_in_parts(
 @functools.cache
 def install() -> None:
     """Hooks Keras for variables in parts, once."""
+    # It is right: such a variable is the same on all workers.
+    warnings.filterwarnings("ignore", "Found a non-scalar tensor with numel=1")
     hook_tracking(_hook_tracking)
     hook_assignment(_hook_assignment)
     # Installed first, so that the order of wrappers is the same whichever
@@ -283,8 +328,8 @@ def _hook_apply(
     if is_outside and are_in_parts([*self.variables, *trained]):
         raise UnsupportedModelError(
             f"Optimizer '{self.name}' was called outside of `fit`, "
-            "`train_on_batch` and a `train_step`, for variables in parts. "
-            "Expected: an update in a model's `train_step`, or "
-            "variables='mirrored'."
+            "`train_on_batch`, a `train_step` and `strategy.run`, for "
+            "variables in parts. Expected: an update in a model's "
+            "`train_step` or in a replica function, or variables='mirrored'."
         )
     original(self, grads, trainable_variables and trained)

@@ -15,15 +15,20 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Partial
 
 from keras_dist.core.rows import Share
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
+from keras_dist.replica.gradients import Differentiated
+from keras_dist.replica.state import current_call
 from keras_dist.replica.state import outside_replicas
-from keras_dist_torch.gradients import WeighsLosses
 from keras_dist_torch.gradients import check_hooks
+from keras_dist_torch.gradients import detached
+from keras_dist_torch.gradients import plain_backward
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.parts import GathersVariables
 from keras_dist_torch.parts import stored
 from keras_dist_torch.parts import tensor_in_use
+from keras_dist_torch.weighing import WeighsLosses
 from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
@@ -42,6 +47,8 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         # Whether losses have been differentiated, with the share's weight.
         self.has_gradients = False
         self._trained: Sequence[keras.Variable] = ()
+        # By id: variables that were read.
+        self._seen: dict[int, keras.Variable] = {}
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         with outside_replicas(), torch.no_grad():
@@ -57,6 +64,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         return result
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
+        self._seen[id(variable)] = variable
         value = parameter_of(variable)
         if value is not None and stored(variable) is None:
             check_hooks(variable, value)
@@ -87,6 +95,33 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         self._add_gradients()
         self.has_gradients = True
 
+    def differentiate(
+        self,
+        fn: Callable[..., tuple[Any, Any]],
+        variables: Sequence[keras.Variable],
+        tensors: Sequence[torch.Tensor],
+        is_nested: bool,
+    ) -> Differentiated:
+        _check_can_differentiate(variables, is_nested)
+        own = [tensor.detach().requires_grad_() for tensor in tensors]
+        with torch.enable_grad():
+            value, aux = fn(*own)
+            if value.requires_grad:
+                plain_backward(value)
+        self._add_gradients()
+        gradients = [self._gradient_of(each) for each in variables]
+        gradients += [tensor.grad for tensor in own]
+        self.zero_grad([*self._seen.values()])
+        value, aux = keras.tree.map_structure(detached, (value, aux))
+        return value, aux, gradients
+
+    def _gradient_of(self, variable: keras.Variable) -> Any:
+        call = current_call()
+        assert call is not None
+        held = call.scope.state_mapping.get(id(variable))
+        found = (tensor_in_use(variable) if held is None else held).grad
+        return SummedGradient.of(found) if found is not None else None
+
     def _add_gradients(self) -> None:
         """Adds gradients of variables that were gathered where they are read.
 
@@ -114,6 +149,76 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
     def close(self) -> None:
         """Forgets what the step has read."""
         self._leaves.clear()
+        self._seen.clear()
+
+
+def _check_can_differentiate(
+    variables: Sequence[keras.Variable], is_nested: bool
+) -> None:
+    received = "a gradient of a gradient" if is_nested else ""
+    for variable in variables:
+        if not variable.trainable:
+            received = (
+                f"the gradient of {variable.path}, which is not trainable"
+            )
+    if not received:
+        return
+    raise UnsupportedModelError(
+        "With variables='sharded' on PyTorch, replica functions compute "
+        "gradients of trainable variables and of tensors, once. Received: "
+        f"{received}. Expected: `value_and_grad` of a loss without gradients "
+        "in it, for trainable variables. Or use variables='mirrored'."
+    )
+
+
+class SummedGradient(torch.Tensor):
+    """A gradient in parts that is a sum over workers, for optimizers only.
+
+    Code in a replica function would take it for the replica's own.
+    """
+
+    parts: DTensor
+
+    @classmethod
+    def of(cls, gradient: torch.Tensor) -> torch.Tensor:
+        """Keeps code from a gradient in parts; returns others as they are."""
+        if not isinstance(gradient, DTensor):
+            return gradient
+        empty = torch.empty(gradient.shape, dtype=gradient.dtype, device="meta")
+        made: SummedGradient = empty.as_subclass(cls)
+        made.parts = gradient
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _DESCRIBING:
+            return super().__torch_function__(func, types, args, kwargs or {})
+        raise UnsupportedModelError(
+            "A gradient of a variable in parts was used in a function that "
+            "`strategy.run` calls. It is a sum over workers, and not this "
+            "replica's own. Expected: gradients of `value_and_grad` that are "
+            "given to `optimizer.apply` as they are. To clip them, use the "
+            "optimizer's `clipnorm`, `global_clipnorm` or `clipvalue`. Or use "
+            "variables='mirrored'."
+        )
+
+    def __repr__(self, **options: Any) -> str:
+        return f"<{type(self).__name__} shape={tuple(self.shape)}>"
+
+
+# What may be asked of such a gradient.
+_DESCRIBING = {
+    torch.Tensor.shape.__get__,
+    torch.Tensor.dtype.__get__,
+    torch.Tensor.device.__get__,
+}
+
+
+def in_parts(gradient: Any) -> Any:
+    """Returns the `DTensor` of a sealed gradient, and others as they are."""
+    return getattr(gradient, "parts", gradient)
 
 
 class _Sum(torch.autograd.Function):

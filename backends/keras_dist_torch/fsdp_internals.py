@@ -10,6 +10,7 @@ It is apart from `torch_internals`, because importing these takes long.
 | `FSDPState._is_root`, `_state_ctx` | a layer may be part of several models |
 | `FSDPState._fsdp_param_group` and `s` | a failed step leaves layers whole |
 | `post_forward_order`, `_post_forward_indices` | predictions fill them |
+| `_orig_dtype`, `_init_mp_dtypes` | frozen layers may be trained later |
 | `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
 
 If one of them moves, `private` raises an error with its name.
@@ -19,6 +20,7 @@ from collections import OrderedDict
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard
 
 from keras_dist.internals.private_names import private
@@ -29,15 +31,28 @@ state_of = private(f"{_STATE}._get_module_fsdp_state")
 _State = private(f"{_STATE}.FSDPState")
 _Context = private(f"{_STATE}.FSDPStateContext")
 private(f"{_STATE}.FSDPState._lazy_init")
+private(
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup"
+    "._init_mp_dtypes"
+)
+# In which dtype variables are kept, and in which one layers compute with them.
+Dtypes = tuple[torch.dtype, torch.dtype]
 
 
-def shard_module(module: torch.nn.Module, **options: Any) -> None:
+def shard_module(
+    module: torch.nn.Module, dtypes: Dtypes, **options: Any
+) -> None:
     """Shards a module whose gradients are summed; its class stays as it is.
 
     FSDP's class would show in a layer's configuration and in saved files.
     """
     own = module.__class__
-    fully_shard(module, reshard_after_forward=True, **options)
+    kept, used = dtypes
+    # Sums of gradients are as exact as the variables.
+    policy = MixedPrecisionPolicy(
+        param_dtype=used, reduce_dtype=kept, cast_forward_inputs=False
+    )
+    fully_shard(module, reshard_after_forward=True, mp_policy=policy, **options)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
     object.__setattr__(module, "__class__", own)
@@ -46,6 +61,9 @@ def shard_module(module: torch.nn.Module, **options: Any) -> None:
 def make_root(module: torch.nn.Module) -> None:
     """Makes a sharded module the root of all sharded modules in it."""
     states = _states_in(module)
+    for state in states:
+        for group in _groups_of(state):
+            _note_dtypes(group)
     root = state_of(module)
     if all(state._state_ctx is root._state_ctx for state in states) and (
         root._is_root
@@ -55,6 +73,12 @@ def make_root(module: torch.nn.Module) -> None:
         state._is_root = None
     root._state_ctx = _Context()
     root._lazy_init()
+
+
+def _note_dtypes(group: Any) -> None:
+    """Looks for dtypes of gradients where there were none, in a first step."""
+    if getattr(group, "_orig_dtype", True) is None:
+        group._init_mp_dtypes()
 
 
 def reset(module: torch.nn.Module) -> None:

@@ -9,8 +9,6 @@ in place or through `.data`, in the same tensors.
 import functools
 import inspect
 import weakref
-from abc import ABC
-from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -30,28 +28,13 @@ from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
+from keras_dist_torch.weighing import check_not_in_function
+from keras_dist_torch.weighing import refuse_derivatives
+from keras_dist_torch.weighing import weighing_replica
 
 
-class WeighsLosses(ABC):
-    """A replica whose losses count by its share when it differentiates them.
-
-    Its gradients are of variables themselves, and those in parts are sums over
-    all replicas already.
-    """
-
-    @abstractmethod
-    def backward(self, original: Callable[[Any], None], tensors: Any) -> None:
-        """Differentiates losses with `original`, PyTorch's own function."""
-
-    @abstractmethod
-    def zero_grad(self, variables: Sequence[keras.Variable]) -> None:
-        """Clears the gradients of variables."""
-
-
-def _weighing() -> WeighsLosses | None:
-    """Returns the replica of this thread's step, if it weighs losses."""
-    replica = getattr(current_step(), "replica", None)
-    return replica if isinstance(replica, WeighsLosses) else None
+def detached(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 class AllSum(torch.autograd.Function):
@@ -155,7 +138,7 @@ def _clearing(original: Callable[..., None]) -> Callable[..., None]:
         if step is None:
             original(self, set_to_none)
             return
-        weighing = _weighing()
+        weighing = weighing_replica()
         if weighing is not None:
             weighing.zero_grad(self.trainable_variables)
         held = step.scope.state_mapping
@@ -188,8 +171,9 @@ def _refusing(original: Any) -> Any:
     return clip
 
 
-# The original method, for hooks of this package.
+# The original functions, for this package.
 after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
+plain_backward = torch.autograd.backward
 
 
 def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
@@ -208,7 +192,10 @@ def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is not None:
             if _is_variable(self, step):
                 _refuse(original.__name__, "a variable")
-            if original.__name__ == "register_hook" and _weighing() is None:
+            if (
+                original.__name__ == "register_hook"
+                and weighing_replica() is None
+            ):
                 hook = _of_one_device(hook, step.share)
         return original(self, hook)
 
@@ -298,8 +285,9 @@ def _derivatives_of(step: ReplicaStep) -> Derivatives:
 def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _weighing() is not None:
-            _refuse_derivatives("torch.autograd.grad")
+        check_not_in_function("torch.autograd.grad")
+        if weighing_replica() is not None:
+            refuse_derivatives("torch.autograd.grad")
         step = _looking()
         if step is None:
             return original(outputs, inputs, *args, **kwargs)
@@ -320,26 +308,17 @@ def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
     return grad
 
 
-def _refuse_derivatives(what: str) -> NoReturn:
-    raise UnsupportedModelError(
-        f"{what} was called in a step on variables in parts, whose gradients "
-        "are sums over workers. Expected: `loss.backward()`, and then "
-        "gradients from `variable.value.grad`. Or use variables='mirrored'."
-    )
-
-
 def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        weighing = _weighing()
+        check_not_in_function("backward")
+        weighing = weighing_replica()
         if weighing is not None:
             given = signature.bind(tensors, *args, **kwargs).arguments
             if given.get("create_graph") or given.get("inputs"):
-                _refuse_derivatives(
-                    "`backward` with `create_graph` or `inputs`"
-                )
+                refuse_derivatives("`backward` with `create_graph` or `inputs`")
             weighing.backward(
                 lambda weighed: original(weighed, *args, **kwargs), tensors
             )

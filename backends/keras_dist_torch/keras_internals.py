@@ -47,6 +47,17 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
+def dtype_in_use(layer: keras.Layer, variable: keras.Variable) -> str:
+    """Returns the dtype in which a layer reads its variable."""
+    used: str = layer.compute_dtype
+    is_cast = variable._autocast and layer.autocast
+    return (
+        used
+        if is_cast and keras.backend.is_float_dtype(used)
+        else (variable.dtype)
+    )
+
+
 def own_layers(layer: keras.Layer) -> list[keras.Layer]:
     """Returns the layers in a layer, without those in them."""
     return list(layer._layers)

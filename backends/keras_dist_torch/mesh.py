@@ -12,20 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from keras_dist_torch.fsdp_internals import GroupMember
 from keras_dist_torch.workers import TorchWorkers
 
-# The name of the workers' own process group, among PyTorch's backends.
-_NAME = "keras_dist"
-
 
 @functools.cache
 def mesh_of(workers: TorchWorkers, device_type: str) -> DeviceMesh:
     """Makes a mesh with one device of each worker; all workers call it."""
     cluster = workers.cluster
-    dist.Backend.register_backend(
-        _NAME, lambda *_: workers.group, devices=["cpu", "cuda"]
-    )
     with _no_default_group(), _same_excepthook():
         dist.init_process_group(
-            _NAME,
+            workers.group_name(),
             store=dist.PrefixStore("keras_dist/mesh", workers.store),
             rank=cluster.index,
             world_size=cluster.num_workers,

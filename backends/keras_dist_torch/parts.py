@@ -27,11 +27,14 @@ from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.workers import TorchWorkers
 
 # Attributes of a variable: its `DTensor`, in whose place is a whole tensor
-# while FSDP has its layer compute; and a whole value that a worker holds.
+# while FSDP has its layer compute; the `DTensor` at any time; and a whole value
+# that a worker holds.
 _STORED = "_keras_dist_stored"
+_PARTS = "_keras_dist_parts"
 _HELD = "_keras_dist_held"
-# Set on variables that an optimizer has for one that is in parts.
-_SLOT = "_keras_dist_slot_in_parts"
+# Set on slots of variables in parts, and on weights that are not trained.
+# Their whole values are the same on all workers.
+_MARKED = "_keras_dist_goes_in_parts"
 # With fewer elements, a variable is not worth a collective.
 LEAST_ELEMENTS = 1024
 
@@ -88,6 +91,8 @@ def tensor_in_use(variable: keras.Variable) -> torch.Tensor:
 
 def store(variable: keras.Variable, tensor: torch.Tensor) -> None:
     vars(variable)[_STORED] = tensor
+    if isinstance(tensor, DTensor):
+        vars(variable)[_PARTS] = tensor
 
 
 def are_in_parts(variables: Sequence[keras.Variable]) -> bool:
@@ -96,13 +101,14 @@ def are_in_parts(variables: Sequence[keras.Variable]) -> bool:
 
 def is_to_split(variable: keras.Variable) -> bool:
     """Returns whether a variable without a home yet belongs in parts."""
-    if _SLOT in vars(variable):
-        return True
+    is_new = type(variable) is keras.Variable and variable.trainable
+    return _MARKED in vars(variable) or (is_new and _is_large(variable))
+
+
+def _is_large(variable: keras.Variable) -> bool:
     shape = variable.shape
     return (
-        type(variable) is keras.Variable
-        and variable.trainable
-        and variable.synchronization != "on_read"
+        variable.synchronization != "on_read"
         and keras.backend.is_float_dtype(variable.dtype)
         and shape is not None
         and None not in shape
@@ -115,7 +121,20 @@ def mark_slot(variable: keras.Variable, reference: keras.Variable) -> None:
     """Notes a slot of a variable in parts, which is divided alike."""
     is_alike = tuple(variable.shape) == tuple(reference.shape)
     if isinstance(reference, ShardedVariable) and is_alike:
-        vars(variable)[_SLOT] = True
+        vars(variable)[_MARKED] = True
+
+
+def marked_weight(variable: keras.Variable) -> bool:
+    """Marks a whole weight that is not trained, if it belongs in parts.
+
+    Of numbers along one axis, such as moving averages, each worker has all.
+    """
+    if are_in_parts([variable]) or not _is_large(variable):
+        return False
+    if sum(size > 1 for size in variable.shape) < 2:
+        return False
+    vars(variable)[_MARKED] = True
+    return True
 
 
 class DTensorHome(ShardedHome):
@@ -155,7 +174,7 @@ class DTensorHome(ShardedHome):
         if whole is None:
             return
         whole = whole.detach().to(self._mesh.device_type)
-        if _SLOT not in vars(variable):  # which is the same on all workers
+        if _MARKED not in vars(variable):  # which is the same on all workers
             (whole,) = self._workers.broadcast([whole])
         forget_parameter(variable)
         store(variable, self.split(whole))
@@ -194,6 +213,8 @@ class DTensorHome(ShardedHome):
         if held is not None:
             return held
         replica = getattr(current_replica(), "replica", None)
+        if _is_in_another_dtype(self.variable, kept):
+            kept = vars(self.variable)[_PARTS]
         if not isinstance(kept, DTensor):
             # FSDP frees it, which must be seen by no array of NumPy.
             is_probe = replica is None and not torch.is_grad_enabled()
@@ -238,6 +259,14 @@ class DTensorHome(ShardedHome):
         kept = stored(self.variable)
         if kept is not None:
             kept.requires_grad_(value)
+
+
+def _is_in_another_dtype(
+    variable: keras.Variable, tensor: torch.Tensor
+) -> bool:
+    """Returns whether a tensor has lost what a reader of its variable needs."""
+    is_gathered = not isinstance(tensor, DTensor)
+    return is_gathered and tensor.dtype != getattr(torch, variable.dtype)
 
 
 def _assigned_in_call(variable: keras.Variable) -> UnsupportedModelError:

@@ -2,10 +2,13 @@
 
 Large variables are parameters of a `Live` module of their layer. A unit is a
 layer, with layers in it that are no units: it has `LEAST_BYTES` in parts, or
-it is a layer of a model. Variables that are read elsewhere are gathered there.
+it is a layer of a model, or it computes in another dtype than its unit would.
+FSDP gathers the values in the dtype that layers compute in. Variables that are
+read elsewhere are gathered there.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,12 +19,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard
 
 from keras_dist.core.plan import num_bytes
+from keras_dist_torch.fsdp_internals import Dtypes
 from keras_dist_torch.fsdp_internals import forget_order
 from keras_dist_torch.fsdp_internals import make_root
 from keras_dist_torch.fsdp_internals import set_hooks
 from keras_dist_torch.fsdp_internals import shard_module
 from keras_dist_torch.fsdp_internals import state_of
 from keras_dist_torch.fsdp_internals import taken_hooks
+from keras_dist_torch.keras_internals import dtype_in_use
 from keras_dist_torch.keras_internals import hidden_models
 from keras_dist_torch.keras_internals import own_layers
 from keras_dist_torch.keras_internals import own_variables
@@ -33,6 +38,8 @@ from keras_dist_torch.parts import stored
 
 # Bytes of a layer inside of another layer that are worth a gather.
 LEAST_BYTES = 1 << 22
+# Of a model whose variables are in units of it.
+_NO_DTYPES = torch.float32, torch.float32
 
 
 class Live(torch.nn.Module):
@@ -73,17 +80,22 @@ class Live(torch.nn.Module):
 
 def shard_layers(model: keras.Model, mesh: DeviceMesh) -> None:
     """Shards the layers of a built model that are not yet, and the model."""
-    layers = [each for each in model._flatten_layers() if _is_new(each)]
+    layers = new_layers(model)
     for layer in layers:
         _show_layers(layer)
         set_parameters(layer, Live(_in_parts(layer)))
         for inner in hidden_models(layer):
             set_parameters(inner, Live([]))
-    for unit in _Units(layers).found:
-        _shard(unit, mesh)
+    for unit, dtypes in _Units(layers).found:
+        _shard(unit, dtypes, mesh)
     if state_of(model) is None:
-        _shard(model, mesh)
+        _shard(model, _NO_DTYPES, mesh)
     make_root(model)
+
+
+def new_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns the built layers of a model that FSDP does not know yet."""
+    return [each for each in model._flatten_layers() if _is_new(each)]
 
 
 def is_live(layer: keras.Layer) -> bool:
@@ -112,35 +124,63 @@ class _Units:
     """Chooses units among layers; inner ones come first."""
 
     def __init__(self, layers: list[keras.Layer]) -> None:
-        self.found: list[keras.Layer] = []
+        # Units, and the dtypes of their variables.
+        self.found: list[tuple[keras.Layer, Dtypes]] = []
         self._left = {id(layer) for layer in layers}
         for layer in layers:
-            if self._visit(layer):
-                self.found.append(layer)
+            self._add(layer, self._visit(layer))
 
-    def _visit(self, layer: keras.Layer) -> int:
-        """Returns the bytes of a layer and those in it that no unit has."""
+    def _visit(self, layer: keras.Layer) -> list[keras.Layer]:
+        """Returns those of a layer and the layers in it that no unit has."""
         if id(layer) not in self._left:
-            return 0
+            return []
         self._left.discard(id(layer))
-        rest = sum(map(num_bytes, _in_parts(layer)))
+        rest = [layer] if _in_parts(layer) else []
         is_model = isinstance(layer, keras.Model)
         for sublayer in own_layers(layer):
-            size = self._visit(sublayer)
-            if size and is_model:
-                self.found.append(sublayer)
+            of_it = self._visit(sublayer)
+            if is_model:
+                self._add(sublayer, of_it)
             else:
-                rest += size
+                rest += of_it
         # The cell of a recurrent layer is called once for each time step.
         is_cell = hasattr(layer, "state_size") and not hasattr(layer, "cell")
-        if is_model or (rest >= LEAST_BYTES and not is_cell):
-            if rest:
-                self.found.append(layer)
-            return 0
+        is_large = sum(map(_num_bytes, rest)) >= LEAST_BYTES and not is_cell
+        if is_model or is_large:
+            self._add(layer, rest)
+            return []
         return rest
 
+    def _add(self, unit: keras.Layer, layers: list[keras.Layer]) -> None:
+        """Makes units of a layer and of those in it with other dtypes."""
+        if not layers:
+            return
+        sizes: Counter[Dtypes] = Counter()
+        for layer in layers:
+            sizes[_dtypes(layer)] += _num_bytes(layer)
+        most = max(sizes, key=lambda dtypes: sizes[dtypes])
+        if unit in layers:
+            most = _dtypes(unit)
+        of_each = [(layer, _dtypes(layer)) for layer in layers]
+        self.found += [pair for pair in of_each if pair[1] != most]
+        self.found.append((unit, most))
 
-def _shard(module: Any, mesh: DeviceMesh) -> None:
+
+def _num_bytes(layer: keras.Layer) -> int:
+    return sum(map(num_bytes, _in_parts(layer)))
+
+
+def _dtypes(layer: keras.Layer) -> Dtypes:
+    """Returns the dtype of a layer's variables, and that in which it reads
+    them, or theirs if it reads some in others."""
+    variables = _in_parts(layer)
+    kept, *_ = {variable.dtype for variable in variables}
+    used = {dtype_in_use(layer, variable) for variable in variables}
+    chosen = used.pop() if len(used) == 1 else kept
+    return getattr(torch, kept), getattr(torch, chosen)
+
+
+def _shard(module: Any, dtypes: Dtypes, mesh: DeviceMesh) -> None:
     for live in _lives(module):
         live.make_whole()
 
@@ -148,7 +188,7 @@ def _shard(module: Any, mesh: DeviceMesh) -> None:
         return placement(parameter.shape, mesh.size())
 
     module.register_forward_hook(_own_results)
-    shard_module(module, mesh=mesh, shard_placement_fn=shard_of)
+    shard_module(module, dtypes, mesh=mesh, shard_placement_fn=shard_of)
     if isinstance(module, keras.Model):
         module.register_forward_hook(forget_order)
 

@@ -80,6 +80,14 @@ class TorchWorkers(Workers):
         settings._timeout = datetime.timedelta(seconds=self._timeout)
         return kind(store, cluster.index, cluster.num_workers, settings)
 
+    def group_name(self) -> str:
+        """Registers the group among PyTorch's backends, once."""
+        name = "keras_dist"
+        dist.Backend.register_backend(
+            name, lambda *_: self.group, devices=["cpu", "cuda"]
+        )
+        return name
+
     def _abort(self) -> None:
         """Ends collectives that wait for lost workers."""
         self._is_aborted = True

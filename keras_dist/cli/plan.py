@@ -120,7 +120,8 @@ def plan(
             help="Compile the training step of --model for a machine that "
             "need not be here: h100:8, h100:4x8, v5e:16x16, cpu:8. list: "
             "print the kinds. Needs JAX, and keras-dist with its extra "
-            "'targets'.",
+            "'targets'. PyTorch simulates the step of one device, with "
+            "--variables sharded.",
             show_default=False,
         ),
     ] = None,
@@ -165,8 +166,8 @@ def plan(
         str | None,
         typer.Option(
             help="jax, tensorflow or torch, to make --model with.",
-            show_default="KERAS_BACKEND, else the first installed; jax for "
-            "--target",
+            show_default="KERAS_BACKEND, else the first installed; for "
+            "--target jax, unless KERAS_BACKEND is torch",
         ),
     ] = None,
 ) -> None:
@@ -273,7 +274,8 @@ def _compile(
         target = read_target(name)
         # Nothing runs on devices of this machine.
         os.environ.update(CPU_ONLY)
-        select_backend(backend or "jax")
+        is_torch = os.environ.get("KERAS_BACKEND") == "torch"
+        select_backend(backend or ("torch" if is_torch else "jax"))
         with without_log_noise(), _stdout_kept_for(json):
             from keras_dist.cli.jobs.target import compiled_for
 

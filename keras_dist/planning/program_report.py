@@ -35,7 +35,9 @@ def show_programs(
     programs: Sequence[CompiledProgram],
 ) -> None:
     """Prints the memory, the collectives and the work of programs."""
-    console.print(Text(f"{what}, compiled for {target}"))
+    is_simulated = any(program.is_simulated for program in programs)
+    how = "simulated on a device of" if is_simulated else "compiled for"
+    console.print(Text(f"{what}, {how} {target}"))
     for program in programs:
         console.print()
         console.print(_memory(program, _kind_of(program, target)))
@@ -168,7 +170,7 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
         return
     if kind.memory is not None:
         yield _verdict(program, kind.memory)
-        taken = kind.memory * _TAKEN
+        taken = kind.memory * (1 if program.is_simulated else _TAKEN)
         if kind.platform == "gpu" and taken < program.peak <= kind.memory:
             yield (
                 f"JAX takes {_TAKEN:.0%} of a GPU's memory at the start. Set "
@@ -181,7 +183,15 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
             f"{program.flops:.3g} floating-point operations in the matrix "
             "products and convolutions of a device, on average."
         )
-    yield f"Compiled in {program.seconds:.1f} s."
+    if not program.is_simulated:
+        yield f"Compiled in {program.seconds:.1f} s."
+        return
+    yield (
+        f"Simulated in {program.seconds:.1f} s: the step of the first of "
+        f"{program.devices:,} devices, on tensors without values. It counts "
+        "tensors. What kernels, collectives and the allocator take beyond "
+        "them is not known."
+    )
 
 
 def _verdict(program: CompiledProgram, memory: int) -> str:

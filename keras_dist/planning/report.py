@@ -119,8 +119,8 @@ def choice_on(
     if name != "multi-worker" and len(workers) > 1:
         raise ValueError(
             f"--strategy {name}: it has one worker. Received: {target}, with "
-            f"{len(workers)} hosts. Choose --strategy multi-worker, or a "
-            "target with one host."
+            f"{len(workers)} workers. Choose --strategy multi-worker, or a "
+            "target with one worker."
         )
     count = 1 if name == "one-device" else workers[0]
     hosts = len(workers) if name == "multi-worker" else None

@@ -371,7 +371,7 @@ def test_tables_say_what_the_json_has(invoke, planned):
         ("open_sizes", "shapes [(None, None, 4)]"),
         ("wrong_labels", "a batch of shapes [(64, 6), (64, 7)]"),
         ("too_much", "the wrong number of values"),
-        ("text_inputs", "JAX has no arrays of text"),
+        ("text_inputs", "no arrays of text"),
         ("augmented", "layers that Keras does not compile: 'random_rotation"),
         ("predicted", "neither trains nor runs it"),
         ("of_lists", "`x` can't be read as a batch"),
@@ -492,7 +492,7 @@ def test_a_strategy_with_one_worker_on_several_hosts(refused):
         *("--model", "models_for_targets:wide", "--target", "cpu:2x2"),
         *("--strategy", "mirrored"),
     )
-    assert "with 2 hosts. Choose --strategy multi-worker" in words
+    assert "with 2 workers. Choose --strategy multi-worker" in words
 
 
 @ON_JAX
@@ -506,7 +506,7 @@ def test_a_compiler_that_is_not_installed(refused, monkeypatch):
         assert "pip install 'keras-dist[targets]'" in words
 
 
-@pytest.mark.only_on("torch", "tensorflow", reason="JAX compiles for targets.")
+@pytest.mark.only_on("tensorflow", reason="The others take targets.")
 def test_other_backends_say_which_one_compiles(refused):
     spec = ("--model", "models_for_targets:wide")
     assert "Expected: --backend jax" in refused(*spec, "--target", "h100:8")

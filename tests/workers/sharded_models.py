@@ -90,6 +90,61 @@ def transformer():
     return keras.Model(words, layers.Dense(TOKENS)(x))
 
 
+class Tables(layers.Layer):
+    """Has weights that nobody trains: one is fixed, one follows the data."""
+
+    def build(self, shape):
+        size = (WIDTH, WIDTH)
+        self.fixed = self.add_weight(shape=size, name="fixed", trainable=False)
+        self.moving = self.add_weight(
+            shape=size, name="moving", trainable=False, initializer="zeros"
+        )
+
+    def call(self, x, training=None):
+        outputs = x + ops.matmul(x, self.fixed + self.moving)
+        if training:
+            seen = ops.mean(x[:, :, None] * x[:, None, :], axis=0)
+            self.moving.assign(0.9 * self.moving + 0.1 * seen)
+        return outputs
+
+
+def frozen():
+    """A model with weights that are not trained."""
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(WIDTH, "tanh", trainable=False, name="first"),
+            Tables(name="tables"),
+            layers.Dense(WIDTH, "tanh", name="second"),
+            layers.BatchNormalization(),
+            layers.Dense(4, name="last"),
+        ]
+    )
+
+
+class ReadsExactly(layers.Layer):
+    """Computes in float32 with the kernel of a layer that does not."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = layers.Dense(WIDTH, dtype="mixed_bfloat16")
+        self.norm = layers.LayerNormalization(dtype="mixed_bfloat16")
+
+    def build(self, shape):
+        self.inner.build(shape)
+        self.norm.build(shape)
+
+    def call(self, x):
+        rounded = self.norm(self.inner(x))
+        exact = ops.matmul(x, self.inner.kernel)
+        return exact + 0.0 * ops.cast(rounded, "float32")
+
+
+def reads_exactly():
+    numbers = keras.Input((WIDTH,))
+    return keras.Model(numbers, layers.Dense(4)(ReadsExactly()(numbers)))
+
+
 def convolutions():
     images = keras.Input((6, 6, 3))
     x = layers.Conv2D(8, 3, use_bias=False)(images)

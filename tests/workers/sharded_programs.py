@@ -35,6 +35,8 @@ from workers.sharded_models import all_of
 from workers.sharded_models import compiled
 from workers.sharded_models import convolutions
 from workers.sharded_models import dense
+from workers.sharded_models import frozen
+from workers.sharded_models import reads_exactly
 from workers.sharded_models import transformer
 
 
@@ -58,7 +60,22 @@ def train_on_single_rows(scope, optimizer):
 
 def toggle_trainable(scope, optimizer):
     """Layers are frozen and thawed between calls of `fit`, and within one."""
-    model = compiled(dense, scope, optimizer)
+    return _toggled(compiled(dense, scope, optimizer), scope, optimizer)
+
+
+def freeze_at_first(scope, optimizer):
+    """Weights of a model are not trained, and some of them are later."""
+    return _toggled(compiled(frozen, scope, optimizer), scope, optimizer)
+
+
+def adopt_frozen(scope, optimizer):
+    """Weights of a model that was made before are not trained at first."""
+    model = compiled(frozen, contextlib.nullcontext, optimizer)
+    _distribute(model, scope)
+    return _toggled(model, scope, optimizer)
+
+
+def _toggled(model, scope, optimizer):
     first, second = model.get_layer("first"), model.get_layer("second")
     found = {}
     for step, (layer, trains) in enumerate(
@@ -191,13 +208,29 @@ def low_rank(scope, optimizer):
 
 def half(scope, optimizer):
     """Layers compute in bfloat16, on variables in float32."""
+    with _computing_in("mixed_bfloat16"):
+        return train_transformer(scope, optimizer)
+
+
+def half_toggled(scope, optimizer):
+    """Layers that compute in bfloat16 are frozen and thawed."""
+    with _computing_in("mixed_bfloat16"):
+        return toggle_trainable(scope, optimizer)
+
+
+@contextlib.contextmanager
+def _computing_in(name):
     policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
+    keras.config.set_dtype_policy(name)
     try:
-        model = compiled(transformer, scope, optimizer)
+        yield
     finally:
         keras.config.set_dtype_policy(policy)
-    return all_of(model, WORDS, NEXT)
+
+
+def half_elsewhere(scope, optimizer):
+    """A layer reads what another one rounds to bfloat16."""
+    return all_of(compiled(reads_exactly, scope, optimizer), NUMBERS, CLASSES)
 
 
 def rematerialized(scope, optimizer):
@@ -255,15 +288,123 @@ def optimizer_each(scope, optimizer):
     return state_of(model)
 
 
+def own_loop(scope, optimizer):
+    """Replica functions train a model that no `fit` has seen."""
+    return _loop(transformer, scope, optimizer, WORDS, NEXT)
+
+
+def own_loop_after_fit(scope, optimizer):
+    return _loop(dense, scope, optimizer, NUMBERS, CLASSES, fits=True)
+
+
+def own_loop_of_two(scope, optimizer):
+    """Two models are trained in turn, and some rows are on no worker."""
+    with scope():
+        strategy = keras_dist.get_strategy()
+        first, second = dense(), dense()
+        set_initial_weights(first)
+        set_initial_weights(second)
+        optimizers = [OPTIMIZERS[optimizer]() for _ in range(2)]
+
+    def loss_of(model, x, y):
+        losses = keras.losses.sparse_categorical_crossentropy(
+            y, model(x), from_logits=True
+        )
+        return keras_dist.compute_average_loss(losses)
+
+    def step(x, y):
+        # What one model makes of the other's gradient.
+        x = ops.convert_to_tensor(x)
+        steepest = keras_dist.gradient(lambda x: ops.sum(second(x) ** 2), x)
+        x = x + 0.1 * ops.sign(steepest)
+        both = [*first.trainable_variables, *second.trainable_variables]
+        found = []
+        for model, own in zip((first, second), optimizers, strict=True):
+            loss, gradients = keras_dist.value_and_grad(
+                lambda: loss_of(first, x, y) + 2.0 * loss_of(second, x, y),
+                both,
+            )
+            named = dict(zip(map(id, both), gradients, strict=True))
+            trained = model.trainable_variables
+            own.apply([named[id(v)] for v in trained], trained)
+            found.append(loss)
+        return ops.stack(found)
+
+    losses = []
+    batches = [(NUMBERS[i : i + 4], CLASSES[i : i + 4]) for i in (0, 4, 8, 12)]
+    for batch in strategy.experimental_distribute_dataset(batches):
+        each = strategy.run(step, args=batch)
+        losses.append(strategy.reduce("SUM", each, axis=None))
+    variables = [*first.variables, *second.variables]
+    return {"losses": to_numpy(ops.stack(losses))} | {
+        f"state/{i}": v.numpy() for i, v in enumerate(variables)
+    }
+
+
+def _loop(make, scope, optimizer, x, y, fits=False):
+    with scope():
+        strategy = keras_dist.get_strategy()
+        model = make()
+        set_initial_weights(model)
+        own = OPTIMIZERS[optimizer]()
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    if fits:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+        model.fit(x, y, 5, shuffle=False, verbose=0)
+
+    def fail():
+        model(x)
+        raise ValueError("after the forward pass")
+
+    with contextlib.suppress(ValueError):
+        strategy.run(fail)
+
+    @keras_dist.function
+    def train_step(x, y):
+        def loss_fn():
+            logits = model(x, training=True)
+            accuracy.update_state(y, logits)
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, logits, from_logits=True
+            )
+            losses = ops.mean(ops.reshape(losses, (len(x), -1)), axis=1)
+            return keras_dist.compute_average_loss(losses)
+
+        variables = model.trainable_variables
+        loss, gradients = keras_dist.value_and_grad(loss_fn, variables)
+        own.apply(gradients, variables)
+        return loss
+
+    batches = [(x[i : i + 5], y[i : i + 5]) for i in range(0, len(x), 5)]
+    losses = []
+    for _ in range(2):
+        for batch in strategy.experimental_distribute_dataset(batches):
+            each = strategy.run(train_step, args=batch)
+            losses.append(strategy.reduce("SUM", each, axis=None))
+    (batch,) = strategy.experimental_distribute_dataset([x])
+    seen = strategy.gather(strategy.run(model, args=(batch,)), axis=0)
+    state = [*model.variables, *own.variables]
+    return {
+        "losses": to_numpy(ops.stack(losses)),
+        "accuracy": to_numpy(accuracy.result()),
+        "seen": to_numpy(seen),
+    } | {f"state/{i}": v.numpy() for i, v in enumerate(state)}
+
+
 def adopted(scope, optimizer):
     """A model that was made before."""
     model = compiled(dense, contextlib.nullcontext, optimizer)
     model.optimizer.build(model.trainable_variables)
+    _distribute(model, scope)
+    return all_of(model, NUMBERS, CLASSES)
+
+
+def _distribute(model, scope):
     with scope():
         strategy = keras_dist.get_strategy()
     if strategy.num_replicas_in_sync > 1:
         strategy.distribute(model)
-    return all_of(model, NUMBERS, CLASSES)
 
 
 PROGRAMS = {
@@ -274,6 +415,8 @@ PROGRAMS = {
         train_tied,
         train_on_single_rows,
         toggle_trainable,
+        freeze_at_first,
+        adopt_frozen,
         set_and_get,
         share_layers,
         own_step,
@@ -282,10 +425,15 @@ PROGRAMS = {
         in_place,
         low_rank,
         half,
+        half_elsewhere,
+        half_toggled,
         rematerialized,
         built_by_data,
         constrained,
         optimizer_each,
+        own_loop,
+        own_loop_after_fit,
+        own_loop_of_two,
         adopted,
     )
 }

@@ -7,6 +7,11 @@ import numpy as np
 import torch
 
 import keras_dist
+from keras_dist.cli.jobs.target import compiled_for
+from keras_dist.core.plan import num_bytes
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.planning.estimates import ALL_SPLIT
+from keras_dist.planning.targets import read_target
 from keras_dist_torch import parts
 from parity import cases
 from parity import harness
@@ -74,6 +79,31 @@ def bytes_kept(_):
     return kept, bytes_of_tensors() - before
 
 
+def frozen_bytes_kept(_):
+    """By path, bytes here and in all of a model's weights, not all trained."""
+    strategy = in_cluster(least_elements=100)
+    with strategy.scope():
+        made = sharded_models.frozen()
+    model = sharded_models.frozen()
+    strategy.distribute(model)
+    found = []
+    for each in made, model:
+        each.compile("adam", "mse")
+        each.predict(sharded_models.NUMBERS, verbose=0)
+        found.append(
+            {
+                variable.path.partition("/")[2]: (
+                    list(
+                        strategy.executor.home(variable).bytes_kept().values()
+                    ),
+                    num_bytes(variable),
+                )
+                for variable in each.variables
+            }
+        )
+    return found
+
+
 def bytes_of_tensors():
     """Bytes of the memory of all tensors that are alive."""
     gc.collect()
@@ -87,17 +117,57 @@ def bytes_of_tensors():
 
 
 def collectives(_):
-    """How many collectives of FSDP and DTensor a step has, by name."""
+    """How many collectives of FSDP and DTensor a step has, by name: one of
+    `fit`, and one of a replica function."""
     # PyTorch can't import this before the modules of FSDP.
     from torch.distributed.tensor.debug import CommDebugMode
 
+    strategy, model = wide_model()
+    x, y = sharded_models.NUMBERS, sharded_models.CLASSES
+
+    def step():
+        def loss():
+            losses = keras.losses.sparse_categorical_crossentropy(y, model(x))
+            return keras_dist.compute_average_loss(losses, 2 * len(y))
+
+        gradients = keras_dist.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+
+    found = []
+    for run in lambda: model.train_on_batch(x, y), lambda: strategy.run(step):
+        with CommDebugMode() as counting:
+            run()
+        found.append(
+            {
+                str(name).rpartition(".")[2]: count
+                for name, count in counting.get_comm_counts().items()
+            }
+        )
+    return found
+
+
+def wide_and_batch():
+    """A model for `keras-dist plan --target`, with its batch."""
+    model = sharded_models.wide()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    return model, sharded_models.NUMBERS, sharded_models.CLASSES
+
+
+def measured(_):
+    """A real step's bytes and collectives, and those of a simulated one."""
+    # PyTorch can't import these before the modules of FSDP.
+    from keras_dist_torch.measuring import Collectives
+    from keras_dist_torch.simulation import measured_step
+
     _, model = wide_model()
-    with CommDebugMode() as counting:
-        model.train_on_batch(sharded_models.NUMBERS, sharded_models.CLASSES)
-    return {
-        str(name).rpartition(".")[2]: count
-        for name, count in counting.get_comm_counts().items()
-    }
+    data = sharded_models.NUMBERS, sharded_models.CLASSES
+    data = keras.tree.map_structure(torch.as_tensor, data)
+    real = measured_step(model, data, Collectives(2))
+    spec, target = f"{__name__}:wide_and_batch", read_target("cpu:2")
+    rows = sharded_models.ROWS
+    (simulated,), *_ = compiled_for(spec, target, None, ALL_SPLIT, rows)
+    return real, simulated
 
 
 class Derives(sharded_models.Parts):
@@ -122,7 +192,6 @@ def refused(_):
     variables = model.trainable_variables
     before = [variable.numpy() for variable in variables]
     found = {
-        "run": attempted(strategy.run, lambda: None),
         "apply": attempted(
             model.optimizer.apply,
             [keras.ops.ones(variable.shape) for variable in variables],
@@ -136,9 +205,50 @@ def refused(_):
             sharded_models.NUMBERS,
             sharded_models.CLASSES,
         )
+    for name, fn in in_functions(model).items():
+        found[name] = attempted(strategy.run, fn)
     for value, variable in zip(before, variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())
     return found
+
+
+def in_functions(model):
+    """Replica functions that use gradients in ways that are refused."""
+    x = keras.ops.convert_to_tensor(sharded_models.NUMBERS)
+    variables = model.trainable_variables
+
+    def loss():
+        return keras.ops.mean(model(x))
+
+    def gradients():
+        return keras_dist.gradient(loss, variables)
+
+    def nested():
+        return keras.ops.sum(keras_dist.gradient(loss, variables)[1])
+
+    def of_moving():
+        model.layers[0].trainable = False
+        try:
+            keras_dist.gradient(loss, variables)
+        finally:
+            model.layers[0].trainable = True
+
+    def raises():
+        loss()
+        raise UnsupportedModelError("mine")
+
+    return {
+        "norm": lambda: keras.ops.norm(gradients()[0]),
+        "doubled": lambda: 2.0 * gradients()[0],
+        "numpy": lambda: gradients()[0].numpy(),
+        "reduced": lambda: keras_dist.get_replica_context().all_reduce(
+            "SUM", gradients()[0]
+        ),
+        "backward": lambda: loss().backward(),
+        "nested": lambda: keras_dist.gradient(nested, variables),
+        "frozen": of_moving,
+        "raised": raises,
+    }
 
 
 def shown(_):

@@ -56,9 +56,9 @@ def compiled_for(
     backend = get_backend()
     if not isinstance(backend, CompilesForTargets):
         raise ValueError(
-            "--target: only JAX compiles for machines that are not here. "
-            f"Received: the backend '{keras.backend.backend()}'. Expected: "
-            "--backend jax."
+            "--target: only JAX compiles for machines that are not here, and "
+            "PyTorch simulates them. Received: the backend "
+            f"'{keras.backend.backend()}'. Expected: --backend jax, or torch."
         )
     if target.kind.platform == "cpu":
         # If JAX has started in this process, it has its devices.
@@ -69,7 +69,8 @@ def compiled_for(
         choice = choice_on(target, workers, strategy_name, split)
         strategy = strategy_of(choice, target, logical)
         rows = batch_size or _ROWS * strategy.num_replicas_in_sync
-        with without_values():
+        own = backend.describes_values
+        with contextlib.nullcontext() if own else without_values():
             model, batch = _model_of(spec, function, strategy, rows)
             with _explained(spec, target, batch):
                 model._symbolic_build(data_batch=batch)
@@ -168,7 +169,8 @@ def _inputs_of(spec: str, model: keras.Model, rows: int) -> Any:
     texts = [leaf for leaf in leaves if not is_numeric(str(leaf.dtype))]
     if texts:
         raise ValueError(
-            f"--model {spec}: JAX has no arrays of text. Received: the input "
+            f"--model {spec}: a step reads no arrays of text. Received: the "
+            "input "
             f"'{texts[0].name}' of dtype {texts[0].dtype}. Expected: inputs of "
             "numbers. Move the layers that read text to the data pipeline."
         )
@@ -239,5 +241,6 @@ def _explained(
             f"--model {spec}: the training step can't be compiled for {target} "
             f"and a batch of shapes {shapes}. It failed with {told(error)} If "
             "the shapes are wrong, return (model, x, y), with arrays of the "
-            "right shapes."
+            "right shapes. A step that reads a tensor's value, as "
+            "`float(loss)` does, has none here."
         ) from error

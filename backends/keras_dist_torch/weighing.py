@@ -1,0 +1,74 @@
+"""Replicas that weigh losses, and whose gradients may be sums already."""
+
+from abc import ABC
+from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import NoReturn
+
+import keras
+import torch
+
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.replica.gradients import Differentiated
+from keras_dist.replica.state import current_call
+from keras_dist.replica.state import current_step
+
+
+class WeighsLosses(ABC):
+    """A replica whose losses count by its share when it differentiates them.
+
+    Its gradients are of variables themselves, and those in parts are sums over
+    all replicas already.
+    """
+
+    @abstractmethod
+    def backward(self, original: Callable[[Any], None], tensors: Any) -> None:
+        """Differentiates losses with `original`, PyTorch's own function."""
+
+    @abstractmethod
+    def differentiate(
+        self,
+        fn: Callable[..., tuple[Any, Any]],
+        variables: Sequence[keras.Variable],
+        tensors: Sequence[torch.Tensor],
+        is_nested: bool,
+    ) -> Differentiated:
+        """Does what a backend's `differentiate` does, in a replica function."""
+
+    @abstractmethod
+    def zero_grad(self, variables: Sequence[keras.Variable]) -> None:
+        """Clears the gradients of variables."""
+
+
+def weighing_replica() -> WeighsLosses | None:
+    """Returns the replica of this thread's step, if it weighs losses."""
+    replica = getattr(current_step(), "replica", None)
+    return replica if isinstance(replica, WeighsLosses) else None
+
+
+def differentiating() -> WeighsLosses | None:
+    """Returns the replica of this thread's function, if it weighs losses."""
+    replica = getattr(current_call(), "replica", None)
+    return replica if isinstance(replica, WeighsLosses) else None
+
+
+def check_not_in_function(what: str) -> None:
+    """Refuses gradients that would not be those of one replica."""
+    if differentiating() is None:
+        return
+    raise UnsupportedModelError(
+        f"`{what}` was called in a function that `strategy.run` calls, on "
+        "variables in parts, whose gradients are sums over workers. Expected: "
+        "`keras_dist.value_and_grad` or `gradient`, and its gradients given "
+        "to `optimizer.apply`. Or use variables='mirrored'."
+    )
+
+
+def refuse_derivatives(what: str) -> NoReturn:
+    raise UnsupportedModelError(
+        f"{what} was called in a step on variables in parts, whose gradients "
+        "are sums over workers. Expected: `loss.backward()`, and then "
+        "gradients from `variable.value.grad`. Or use variables='mirrored'."
+    )
