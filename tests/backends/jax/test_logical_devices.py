@@ -14,7 +14,6 @@ from keras import ops
 import keras_dist
 from backends.jax import test_scans
 from backends.jax import test_sharded
-from keras_dist.core.plan import Cluster
 from keras_dist.plugins import Device
 from keras_dist.plugins import Plan
 from keras_dist_jax import shards
@@ -699,7 +698,3 @@ def test_plans_that_no_mesh_has():
     cpus = tuple(Device("cpu", index) for index in range(4))
     with pytest.raises(keras_dist.DeviceError, match="as many for each"):
         keras_dist.Strategy(Plan((cpus[:2], cpus[2:3]), cpus[:3]))
-    cluster = Cluster(0, "a:1", ("a:1", "b:1"))
-    plan = Plan((cpus[:2], cpus[2:]), cpus, cluster)
-    with pytest.raises(keras_dist.DeviceError, match="several workers"):
-        keras_dist.Strategy(plan)
