@@ -155,8 +155,9 @@ def refused():
 
 
 def verified():
-    """Whether the numbers are those of one device, by the product's report."""
+    """What reports say: of numbers, of bytes kept and of bytes sent."""
     strategy, model, x = of_kind(("mlp", 2, "mirrored"))
     report = strategy.verify(model, x, alone.LABELS, batch_size=20)
     summary = keras_dist.summary(model)
-    return report.same, summary.rows[0].kept, summary.notes
+    sent = [(each.between, each.total) for each in summary.transfers]
+    return report.same, summary.rows[0].kept, summary.notes, sent

@@ -172,7 +172,10 @@ def test_what_can_not_be_is_refused_on_all_workers():
 
 
 def test_reports_of_a_model():
-    for same, kept, notes in launched("verified"):
+    total = 4 * ((16 * 64 + 64 + 64 * 32) + 2 * (2 * 32 + 32 * 5 + 5))
+    for same, kept, notes, sent in launched("verified"):
         assert same
         assert kept == tuple((f"cpu:{i}", 16 * 32 * 4) for i in range(4))
-        assert any("logical devices" in note for note in notes)
+        assert any("keras-dist plan --target" in note for note in notes)
+        # A worker sends what one of its replicas has.
+        assert sent == [("devices", 4 * total), ("workers", 2 * total)]

@@ -618,7 +618,15 @@ def test_a_summary_counts_each_logical_device():
     assert (row.path, row.kind) == ("up/kernel", "sharded")
     assert row.kept == tuple((f"cpu:{i}", 16 * 32 * 4) for i in range(4))
     assert found.device_names == ("cpu:0", "cpu:1", "cpu:2", "cpu:3")
-    assert any("logical devices" in note for note in found.notes)
+    assert any("keras-dist plan --target" in note for note in found.notes)
+    # Each device sums its half of some gradients, and all of the others, with
+    # one other device.
+    parts = (16 * 64 + 64 + 64 * 32) // 2 + 2 * 32 + 32 * CLASSES + CLASSES
+    (transfer,) = found.transfers
+    assert transfer.sent == tuple((f"cpu:{i}", 4 * parts) for i in range(4))
+    assert found.bytes_sent == 4 * 4 * parts
+    (alone, _) = made(mlp, "adam", strategy(4))
+    assert keras_dist.summary(alone).transfers == ()
     assert "cpu:0+cpu:1, cpu:2+cpu:3" in repr(found) or found.strategy
 
 
