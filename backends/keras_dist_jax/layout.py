@@ -305,6 +305,10 @@ class WideLayout(MeshLayout):
     def holds(self, array: Any) -> bool:
         return super().holds(array) and array.committed
 
+    def place(self, array: Any) -> Any:
+        # Arrays that are divided over the workers stay as they are.
+        return super().place(array) if _is_local(array) else array
+
     def widen(self, array: Any) -> Any:
         if is_described(array):
             is_own = array.sharding == self.sharding
@@ -316,7 +320,6 @@ class WideLayout(MeshLayout):
         )
 
     def narrow(self, array: Any) -> Any:
-        # Arrays that are cut over the workers stay as they are.
         if _is_local(array) or not array.is_fully_replicated:
             return array
         own = self._copies(array)

@@ -7,6 +7,7 @@ import numpy as np
 
 import keras_dist
 from backends.jax import test_logical_devices as alone
+from keras_dist_jax import arrays
 from keras_dist_jax import shards
 from parity.harness import state_of
 from workers.jobs import attempted
@@ -51,6 +52,32 @@ def few_rows(kind, rows):
     model.fit(
         x[:rows], alone.LABELS[:rows], batch_size=rows, epochs=2, verbose=0
     )
+    return state_of(model)
+
+
+def put_back(kind):
+    """Each device's parts before and after a way through host memory."""
+    _, model, x = of_kind(kind)
+    model.fit(x, alone.LABELS, batch_size=20, verbose=0)
+    pairs = []
+    for variable in [*model.variables, *model.optimizer.variables]:
+        if shards.is_sharded(variable):
+            array, own = shards.stored(variable), shards.shards_of(variable)
+            found = own.put_own(arrays.own_part(array))
+            pairs.append((_parts(found), _parts(array)))
+    return pairs
+
+
+def _parts(array):
+    shards = array.addressable_shards
+    return {each.device.id: np.asarray(each.data) for each in shards}
+
+
+def operation_by_operation(kind):
+    """What a model has after steps that are not compiled."""
+    _, model, x = of_kind(kind)
+    model.run_eagerly = True
+    model.fit(x[:26], alone.LABELS[:26], batch_size=13, verbose=0)
     return state_of(model)
 
 

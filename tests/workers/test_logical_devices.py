@@ -74,6 +74,25 @@ def test_few_rows(kind, rows):
         assert_same(found, state_of(model), 1e-4)
 
 
+@pytest.mark.parametrize("kind", [MLP, ("mlp", 2, "variables")])
+def test_steps_that_are_not_compiled(kind):
+    model, x = alone.made(alone.mlp, "momentum")
+    model.run_eagerly = True
+    model.fit(x[:26], alone.LABELS[:26], batch_size=13, verbose=0)
+    for found in launched("operation_by_operation", kind):
+        assert_same(found, state_of(model), 1e-4)
+
+
+@pytest.mark.parametrize("kind", [MLP, SHARDED, ("mlp", 4, "optimizer_state")])
+def test_parts_come_back_from_host_memory(kind):
+    for pairs in launched("put_back", kind):
+        assert pairs
+        for found, expected in pairs:
+            assert found.keys() == expected.keys()
+            for device, part in expected.items():
+                np.testing.assert_array_equal(found[device], part)
+
+
 @pytest.mark.parametrize(
     ("logical", "is_compiled", "rows"),
     [(2, True, 20), (2, True, 18), (4, True, 19), (2, False, 19)],
