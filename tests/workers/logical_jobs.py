@@ -7,9 +7,13 @@ import numpy as np
 
 import keras_dist
 from backends.jax import test_logical_devices as alone
+from keras_dist.core.variable_layouts import VariableLayouts
 from keras_dist_jax import arrays
 from keras_dist_jax import shards
+from parity import cases
+from parity import harness
 from parity.harness import state_of
+from parity.test_logical_devices import last_even_axis
 from workers.jobs import attempted
 
 MODELS = {"mlp": alone.mlp, "transformer": alone.transformer}
@@ -44,6 +48,21 @@ def train(kind, optimizer):
         v.path: alone.part_of(v) for v in model.weights if shards.is_sharded(v)
     }
     return found, parts
+
+
+def train_case(what, name):
+    """The outcome of a case of the parity table, all of it in parts."""
+    before = VariableLayouts.axes_of, shards.LEAST_ELEMENTS, harness.strategy
+    VariableLayouts.axes_of, shards.LEAST_ELEMENTS = last_even_axis, 1
+    strategy = in_cluster(2, what, {})
+    harness.strategy = lambda num_replicas: strategy
+    (case,) = (case for case in cases.CASES if case.name == name)
+    try:
+        return harness.train(case, 4, harness.strategy)
+    finally:
+        VariableLayouts.axes_of, shards.LEAST_ELEMENTS, harness.strategy = (
+            before
+        )
 
 
 def few_rows(kind, rows):

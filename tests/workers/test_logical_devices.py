@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import keras_dist
+from parity import cases
+from parity import harness
 from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import state_of
@@ -21,6 +23,14 @@ if BACKEND == "jax":
     from backends.jax import test_logical_devices as alone
     from workers import logical_jobs as jobs
 
+NAMES = [
+    "weighted",
+    "batch_norm_conv_adam",
+    "optimizer_global_clipnorm",
+    "optimizer_ema",
+    "layer_frozen",
+    "mixed_float16",
+]
 # A model, the logical devices of a replica, and what its replicas divide.
 MLP, WHOLE_WORKER = ("mlp", 2, "mirrored"), ("mlp", 4, "mirrored")
 SHARDED = ("transformer", 2, "variables")
@@ -60,6 +70,15 @@ def test_the_numbers_of_one_device(kind, optimizer):
         if what == "variables":  # the replicas of all workers divide rows
             rows //= 8 // logical
         assert parts["up/kernel"] == (rows, 64 // logical)
+
+
+@pytest.mark.parametrize("what", ["mirrored", "variables"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_numbers_of_a_case(name, what):
+    """All of its variables that can be are in parts."""
+    (case,) = (case for case in cases.CASES if case.name == name)
+    for outcome in launched("train_case", what, name):
+        assert_same(outcome, harness.plain(case), case.rtol)
 
 
 @pytest.mark.parametrize("rows", [13, 3])
