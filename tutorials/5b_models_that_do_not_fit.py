@@ -485,8 +485,8 @@ else:
 #
 # - On JAX, `MultiWorkerMirroredStrategy` and `TPUStrategy` take `variables`,
 #   too. On PyTorch, only `MultiWorkerMirroredStrategy` does, with one device in
-#   each process. TensorFlow can't do it. Logical devices are for JAX and one
-#   process.
+#   each process. TensorFlow can't do it. Logical devices are for JAX; those of
+#   a replica are in one process.
 # - With `variables="sharded"`, a layer's variable is whole while the layer
 #   computes. The largest variable has to fit on a device, with its activations.
 #   Logical devices divide it, and the work inside of the layer.

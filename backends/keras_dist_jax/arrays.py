@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.machine import is_described
 
 COUNT = sys.getrefcount
@@ -56,25 +57,26 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-def axis_of(array: Any) -> int:
-    """Returns the axis along which an array is sharded."""
+def axis_of(array: Any) -> int | None:
+    """Returns the axis that replicas divide; `None` if each has the others."""
     axes = enumerate(array.sharding.spec)
-    return next(axis for axis, names in axes if names)
+    return next((axis for axis, names in axes if AXIS in (names or ())), None)
 
 
 def own_part(array: Any) -> np.ndarray[Any, Any]:
     """Copies the part on this worker's devices to host memory."""
-    if array.is_fully_addressable:
-        whole = np.empty(array.shape, array.dtype)
-        for shard in array.addressable_shards:
-            if shard.replica_id == 0:
-                whole[shard.index] = np.asarray(shard.data)
-        return whole
-    axis = axis_of(array)
-    shards = sorted(
-        array.addressable_shards, key=lambda shard: shard.index[axis].start or 0
-    )
-    return np.concatenate([np.asarray(shard.data) for shard in shards], axis)
+    shards = {
+        tuple(place.start or 0 for place in shard.index): shard.data
+        for shard in array.addressable_shards
+    }
+    starts = np.array([*shards])
+    first, last = starts.min(0), starts.max(0)
+    size = next(iter(shards.values())).shape
+    part = np.empty(last - first + size, array.dtype)
+    for start, data in zip(starts - first, shards.values(), strict=True):
+        place = zip(start, start + size, strict=True)
+        part[tuple(slice(*ends) for ends in place)] = np.asarray(data)
+    return part
 
 
 def failure_of(arrays: Sequence[Any]) -> BaseException | None:

@@ -50,7 +50,6 @@ from keras_dist_jax.layout import SingleLayout
 from keras_dist_jax.layout import WideLayout
 from keras_dist_jax.layout import jax_devices
 from keras_dist_jax.logical import JaxLogicalExecutor
-from keras_dist_jax.logical import LogicalLayout
 from keras_dist_jax.machine import Machine
 from keras_dist_jax.machine import compiling_for
 from keras_dist_jax.machine import current_machine
@@ -144,23 +143,12 @@ class JaxBackend(
         return self._executor(JaxShardedExecutor, plan)
 
     def logical_executor(self, plan: Plan) -> Executor:
-        if plan.num_workers > 1:
-            raise DeviceError(
-                "The replicas of several workers have one logical device "
-                f"each. Received: {plan}. Expected: one worker, or replicas "
-                "of one device; `variables='sharded'` divides variables over "
-                "the devices of all workers."
-            )
         if len({*map(len, plan.replicas)}) > 1:
             raise DeviceError(
                 "All replicas have the same number of logical devices. "
                 f"Received: {plan}. Expected: as many for each replica."
             )
-        devices = mesh_of(plan, self._workers).holders
-        count = plan.num_logical_devices
-        starts = range(0, len(devices), count)
-        layout = LogicalLayout([devices[i : i + count] for i in starts])
-        return self._executor(JaxLogicalExecutor, plan, layout)
+        return self._executor(JaxLogicalExecutor, plan)
 
     def _executor(
         self,
@@ -296,22 +284,23 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
             f"they need devices of one type. Received: {names}. Expected: all "
             "'cpu', all 'gpu' or all 'tpu'."
         )
-    devices = [known[device] for device in plan.all_devices]
+    replicas = [[known[device] for device in own] for own in plan.replicas]
     if plan.cluster is None or plan.num_workers == 1 or workers is None:
-        return MeshLayout(devices)
-    everyone = devices_of(plan.cluster, devices[0].platform)
+        return MeshLayout(replicas)
+    first = replicas[0][0]
+    everyone = devices_of(plan.cluster, first.platform)
     own = everyone[plan.cluster.index]
-    if devices[0] not in own:
+    if first not in own:
         # The hosts of a TPU have positions of their own.
         raise ClusterError(
             "JAX numbers the workers in another order. Received: worker "
             f"{plan.cluster.index}, whose devices are those of JAX' process "
-            f"{devices[0].process_index}. Expected: the same number. List the "
+            f"{first.process_index}. Expected: the same number. List the "
             "workers in the order of the TPU's hosts (TPU_WORKER_ID)."
         )
-    places = [own.index(device) for device in devices]
+    places = [[*map(own.index, replica)] for replica in replicas]
     return WideLayout(
-        [[each[place] for place in places] for each in everyone],
+        [[[each[i] for i in group] for group in places] for each in everyone],
         plan.cluster.index,
         workers,
     )

@@ -12,7 +12,6 @@ from typing import Protocol
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from jax.sharding import SingleDeviceSharding
 
 from keras_dist.core.device import Device
@@ -26,6 +25,7 @@ from keras_dist_jax.machine import jit
 from keras_dist_jax.machine import local_devices
 from keras_dist_jax.meshes import mesh_on
 from keras_dist_jax.meshes import shardings_on
+from keras_dist_jax.scatters import with_whole_rows
 
 # Names of the state's groups in a training step.
 _GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -76,8 +76,6 @@ class Layout(ABC):
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Repeats each replica's value for each of its devices."""
-        if self.holders is self.devices:
-            return list(values)
         each = range(self.num_logical)
         return [value for value in values for _ in each]
 
@@ -225,13 +223,18 @@ class MeshLayout(Layout):
 
     is_mesh = True
 
-    def __init__(
-        self, devices: Sequence[Any], mesh: Mesh | None = None
-    ) -> None:
-        whole, cut = shardings_on(mesh_on(devices) if mesh is None else mesh)
-        super().__init__(devices, whole)
+    def __init__(self, replicas: Sequence[Sequence[Any]]) -> None:
+        whole, cut = shardings_on(mesh_on(replicas))
+        super().__init__([own[0] for own in replicas], whole)
+        self.holders = tuple(device for own in replicas for device in own)
+        self.logical_axes = dict([*whole.mesh.shape.items()][1:])
         self.cut = cut
-        self.one_at_a_time = devices[0].platform == "cpu"
+        self.one_at_a_time = self.devices[0].platform == "cpu"
+
+    def uneven(self, step: StepFn) -> StepFn:
+        if not self.logical_axes:
+            return step
+        return with_whole_rows(step, self.whole.mesh)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         # Batches are made on the host: else all of them would pass through the
@@ -284,23 +287,27 @@ class WideLayout(MeshLayout):
 
     def __init__(
         self,
-        devices: Sequence[Sequence[Any]],
+        replicas: Sequence[Sequence[Sequence[Any]]],
         worker: int,
         workers: "LayoutWorkers",
     ) -> None:
-        own = devices[worker]
+        own = replicas[worker]
         super().__init__(own)
-        if len(own) == 1:
-            self.sharding = SingleDeviceSharding(own[0])
-        everyones = [device for each in devices for device in each]
+        if len(self.holders) == 1:
+            self.sharding = SingleDeviceSharding(self.holders[0])
+        everyones = [replica for each in replicas for replica in each]
         self.whole, self.cut = shardings_on(mesh_on(everyones))
-        self.num_replicas = len(devices) * len(own)
+        self.num_replicas = len(everyones)
         self.first = worker * len(own)
-        self._num_workers = len(devices)
+        self._num_workers = len(replicas)
         self._workers = workers
 
     def holds(self, array: Any) -> bool:
         return super().holds(array) and array.committed
+
+    def place(self, array: Any) -> Any:
+        # Arrays that are divided over the workers stay as they are.
+        return super().place(array) if _is_local(array) else array
 
     def widen(self, array: Any) -> Any:
         if is_described(array):
@@ -313,7 +320,6 @@ class WideLayout(MeshLayout):
         )
 
     def narrow(self, array: Any) -> Any:
-        # Arrays that are cut over the workers stay as they are.
         if _is_local(array) or not array.is_fully_replicated:
             return array
         own = self._copies(array)
@@ -325,7 +331,7 @@ class WideLayout(MeshLayout):
 
     def _copies(self, array: Any) -> list[Any]:
         shards = {s.device: s.data for s in array.addressable_shards}
-        return [shards[device] for device in self.devices]
+        return [shards[device] for device in self.holders]
 
     def result(self, array: Any) -> Any:
         if _is_local(array) or not array.is_fully_replicated:
@@ -334,10 +340,12 @@ class WideLayout(MeshLayout):
 
     def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
         jax.block_until_ready(array)
+        axis, part = arrays.axis_of(array), arrays.own_part(array)
+        if axis is None:  # each worker has all of it
+            return part
         self._workers.meet(name)
-        found = self._workers.gather([arrays.own_part(array)])
-        parts = [np.asarray(own) for (own,) in found]
-        return np.concatenate(parts, arrays.axis_of(array))
+        found = self._workers.gather([part])
+        return np.concatenate([np.asarray(own) for (own,) in found], axis)
 
     def chiefs(self, value: Any, name: str) -> Any:
         self._workers.meet(f"{name}, to assign it")

@@ -135,22 +135,23 @@ class Shards:
         if part.shape == self._stored_shape:
             return self._divided(part)
         assert self._axis is not None
-        return self._joined(
-            np.split(part, len(self.layout.devices), self._axis)
-        )
+        first = self.layout.first * self.part_shape[self._axis]
+        return self._divided(part, first)
 
-    def _divided(self, value: np.ndarray[Any, Any]) -> Any:
-        places = self.sharding.addressable_devices_indices_map(value.shape)
-        return self._joined(
-            [value[places[device]] for device in self.layout.holders]
-        )
+    def _divided(self, value: np.ndarray[Any, Any], first: int = 0) -> Any:
+        """Makes the array of a value, which begins at `first` of its axis."""
+        shape, axis = self._stored_shape, self._axis
+        places = self.sharding.addressable_devices_indices_map(shape)
 
-    def _joined(self, parts: list[Any]) -> Any:
+        def part_on(device: Any) -> Any:
+            place = [*places[device]]
+            if axis is not None and first:
+                ends = place[axis]
+                place[axis] = slice(ends.start - first, ends.stop - first)
+            return jax.device_put(value[tuple(place)], device)
+
         # Copies: a device may use the memory of the array that it is given.
-        placed = [
-            arrays.copy_of(jax.device_put(part, device))
-            for part, device in zip(parts, self.layout.holders, strict=True)
-        ]
+        placed = [arrays.copy_of(part_on(d)) for d in self.layout.holders]
         return jax.make_array_from_single_device_arrays(
             self._stored_shape, self.sharding, placed
         )

@@ -115,10 +115,11 @@ class Placement:
     keepers: tuple[str, ...] = ()  # of the only copy; else each device has one
     num_workers: int = 1
     split: str | None = None  # `SLOTS_SPLIT`, `ALL_SPLIT`, or nothing
+    num_logical: int = 1  # devices of each replica
 
     @property
     def num_replicas(self) -> int:
-        return len(self.devices) * self.num_workers
+        return len(self.devices) // self.num_logical * self.num_workers
 
     @property
     def all_devices(self) -> tuple[str, ...]:
@@ -206,7 +207,11 @@ def transfers(
     placement: Placement,
     kept: Mapping[str, Kept] | None = None,
 ) -> tuple[Transfer, ...]:
-    """Returns the traffic of a step; `kept` `None` is equal parts."""
+    """Returns the traffic of a step; `kept` `None` is equal parts.
+
+    With several logical devices, the load is that of all of a replica's, each
+    of which sums its own gradients with those of the other replicas'.
+    """
     if placement.keepers:
         local = _to_and_from_keepers(load, placement, kept)
     else:
@@ -229,8 +234,9 @@ def _all_reduce(
     names: tuple[str, ...],
     between: str,
 ) -> tuple[Transfer, ...]:
-    count = len(names)
-    times = placement.num_workers if between == "devices" else 1
+    is_local = between == "devices"
+    count = len(names) // (placement.num_logical if is_local else 1)
+    times = placement.num_workers if is_local else 1
     if count == 1:
         return ()
     # Computed from the whole, because each part is rounded up. With shards it
@@ -240,7 +246,7 @@ def _all_reduce(
     kinds: tuple[str, ...] = ("gradients, all-reduce",)
     if placement.split:
         kinds = "gradients, reduce-scatter", "parameters, all-gather"
-    each = math.ceil(total / len(kinds) / count)
+    each = math.ceil(total / len(kinds) / len(names))
     sent = tuple((name, each) for name in names)
     return tuple(
         Transfer(what, between, sent, times * total // len(kinds))

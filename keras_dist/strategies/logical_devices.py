@@ -20,6 +20,23 @@ def divide_devices(
     devices: Sequence[Device], logical_devices: int | None
 ) -> Replicas:
     """Gives each replica its logical devices, in order; `None` means one."""
+    count = check_count(logical_devices)
+    if len(devices) % count:
+        names = ", ".join(map(str, devices))
+        raise DeviceError(
+            "The devices can't be divided into replicas of equal size. "
+            f"Received: logical_devices={count} and {len(devices)} device(s): "
+            f"{names}. Expected: a multiple of {count} devices on each worker. "
+            "Use other devices, or another number of logical devices."
+        )
+    return tuple(
+        tuple(devices[start : start + count])
+        for start in range(0, len(devices), count)
+    )
+
+
+def check_count(logical_devices: int | None) -> int:
+    """Returns the number of logical devices, which the backend has to have."""
     count = 1 if logical_devices is None else logical_devices
     if not isinstance(count, (int, np.integer)) or count < 1:
         raise ValueError(
@@ -28,18 +45,7 @@ def divide_devices(
             "integer of at least 1."
         )
     check_logical_devices(count)
-    if len(devices) % count:
-        names = ", ".join(map(str, devices))
-        raise DeviceError(
-            "The devices can't be divided into replicas of equal size. "
-            f"Received: logical_devices={count} and {len(devices)} device(s): "
-            f"{names}. Expected: a multiple of {count} devices. Pass other "
-            "`devices`, or another number of logical devices."
-        )
-    return tuple(
-        tuple(devices[start : start + count])
-        for start in range(0, len(devices), count)
-    )
+    return count
 
 
 def layouts_for(

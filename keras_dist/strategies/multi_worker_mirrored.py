@@ -14,12 +14,20 @@ from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
+from keras_dist.core.variable_layouts import VariableLayouts
+from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import check_optimizer_state
 from keras_dist.plugin.powers import check_variables
+from keras_dist.plugin.randomness import code_of
+from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.randomness import share_random_state
+from keras_dist.plugin.workers import Workers
 from keras_dist.plugin.workers import note_joined
 from keras_dist.plugin.workers import watch_exceptions
+from keras_dist.strategies.logical_devices import check_count
+from keras_dist.strategies.logical_devices import divide_devices
+from keras_dist.strategies.logical_devices import layouts_for
 from keras_dist.strategies.strategy import Strategy
 
 
@@ -32,9 +40,13 @@ class MultiWorkerStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         optimizer_state: str = "mirrored",
         variables: str = "mirrored",
+        logical_devices: int | None = None,
+        layout_map: Any = None,
     ) -> None:
         shards_optimizer = check_optimizer_state(optimizer_state)
         shards_variables = check_variables(variables)
+        check_count(logical_devices)
+        layouts = layouts_for(layout_map, logical_devices)
         reason = ""
         if cluster_resolver is None:
             cluster_resolver, reason = detect()
@@ -44,6 +56,8 @@ class MultiWorkerStrategy(Strategy):
             communication_options,
             shards_optimizer,
             shards_variables,
+            logical_devices,
+            layouts,
         )
         super().__init__(plan)
         start_together(self, reason)
@@ -76,13 +90,23 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
             shard of variables of at least 1,024 elements, those of the
             optimizer included. A layer gets the whole value while it computes.
             Elsewhere, all workers have to read such a variable together.
+        logical_devices: Integer, the number of devices of each replica, all
+            of them on one worker, as in a `MirroredStrategy`. `None` means 1.
+            With 4 workers of 8 devices each and `logical_devices=4`, there
+            are 8 replicas, 2 on each worker.
+        layout_map: Mapping from patterns to layouts, as in a
+            `MirroredStrategy`. It is the same on all workers.
 
     Raises:
-        ClusterError: If the workers can't be determined or can't be reached.
+        ClusterError: If the workers can't be determined or can't be reached,
+            or if they pass different arguments.
+        DeviceError: If `logical_devices` does not divide a worker's devices.
+        TypeError: If an argument is any other object.
         WorkerLostError: If not all workers connect in time.
         RuntimeError: If the framework has been used already.
-        ValueError: If `optimizer_state` or `variables` is any other value, or
-            if the backend can't shard them.
+        ValueError: If `optimizer_state`, `variables`, `logical_devices` or
+            `layout_map` is any other value, or if the backend can't shard
+            variables or divide a replica.
 
     Example:
 
@@ -98,7 +122,28 @@ def start_together(strategy: Strategy, reason: str) -> None:
     if workers is not None:
         if reason and strategy.plan.is_chief:
             _say(reason)
+        _check_alike(strategy.plan, workers)
         share_random_state(get_backend(), workers)
+
+
+def _check_alike(plan: Plan, workers: Workers) -> None:
+    """Raises `ClusterError` if workers divide devices or variables apart."""
+    kinds = {True: "sharded", False: "mirrored"}
+    own = (
+        f"optimizer_state='{kinds[plan.shards_optimizer]}', "
+        f"variables='{kinds[plan.shards_variables]}', "
+        f"{plan.num_logical_devices} logical device(s) for each replica, "
+        f"layout_map={dict(plan.layouts.patterns) if plan.layouts else {}}"
+    )
+    if len(set(workers.concatenate_numbers([code_of(own)]))) == 1:
+        return
+    texts = enumerate(everyones_texts(own, workers))
+    found = "; ".join(f"{text} on worker {index}" for index, text in texts)
+    raise ClusterError(
+        "All workers have to make the same strategy. Received: "
+        f"{found}. Expected: the same arguments on each worker. Run the same "
+        "script, with the same settings, on every worker."
+    )
 
 
 @functools.cache
@@ -112,8 +157,10 @@ def multi_worker_plan(
     options: CommunicationOptions | None,
     shards_optimizer: bool = False,
     shards_variables: bool = False,
+    logical_devices: int | None = None,
+    layouts: VariableLayouts | None = None,
 ) -> Plan:
-    """Joins the cluster, if any, and plans a replica on each device."""
+    """Joins the cluster, if any, and plans replicas on all devices."""
     options = CommunicationOptions() if options is None else options
     if not isinstance(options, CommunicationOptions):
         raise TypeError(
@@ -124,11 +171,12 @@ def multi_worker_plan(
     cluster = join_workers(resolver, options)
     devices = default_devices(get_backend().list_devices())
     return Plan(
-        tuple((device,) for device in devices),
+        divide_devices(devices, logical_devices),
         devices,
         cluster,
         shards_optimizer=shards_optimizer,
         shards_variables=shards_variables,
+        layouts=layouts,
     )
 
 

@@ -9,6 +9,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import resolve_devices
 from keras_dist.core.device_assignment import DeviceAssignment
 from keras_dist.core.plan import Plan
+from keras_dist.errors import DeviceError
 from keras_dist.plugin.powers import check_logical_devices
 from keras_dist.plugin.powers import check_optimizer_state
 from keras_dist.plugin.powers import check_variables
@@ -40,10 +41,10 @@ class TPUStrategy(Strategy):
             (TPU_WORKER_HOSTNAMES and TPU_WORKER_ID).
         experimental_device_assignment: A
             `keras_dist.tpu.experimental.DeviceAssignment`, or `None` for one
-            replica on each core. On several hosts, it must have one core for
-            each replica and the same cores of each host, and replicas are in
-            the hosts' order. On one host, a replica may have several cores:
-            they are its logical devices.
+            replica on each core. A replica may have several cores of one
+            host: they are its logical devices. On several hosts, replicas
+            must have the same cores of each host, and they are in the hosts'
+            order.
         experimental_spmd_xla_partitioning: Boolean. If true,
             `experimental_assign_to_logical_device` raises `ValueError`.
         optimizer_state: String, `"mirrored"` or `"sharded"`, as in a
@@ -56,9 +57,9 @@ class TPUStrategy(Strategy):
 
     Raises:
         DeviceError: If there is no TPU, if the assignment has other cores, or
-            if replicas have several cores on several hosts.
-        ClusterError: If the workers can't be determined, can't be reached, or
-            are not on all hosts.
+            if a replica has cores of several hosts.
+        ClusterError: If the workers can't be determined, can't be reached,
+            pass different arguments, or are not on all hosts.
         ValueError: If `optimizer_state`, `variables` or `layout_map` is any
             other value.
 
@@ -146,18 +147,29 @@ def _devices(
     """Returns this worker's devices that compute, in replica order."""
     if assignment is None:
         return system.devices
-    by_task: dict[int, list[int]] = {}
+    by_task: dict[int, list[tuple[int, ...]]] = {}
+    cores = range(assignment.num_cores_per_replica)
     for replica in range(assignment.num_replicas):
-        for core in range(assignment.num_cores_per_replica):
-            task = assignment.topology.task_ordinal_at_coordinates(
+        tasks = {
+            assignment.topology.task_ordinal_at_coordinates(
                 assignment.coordinates(replica, core)
             )
-            ordinal = assignment.tpu_ordinal(replica, core)
-            by_task.setdefault(task, []).append(ordinal)
+            for core in cores
+        }
+        if len(tasks) > 1:
+            raise DeviceError(
+                "The cores of a replica must be on one host. Received: replica "
+                f"{replica} with cores of the hosts {sorted(tasks)}. Expected: "
+                "a `computation_shape` that fits into the cores of a host, or "
+                "another order of the cores; `variables='sharded'` divides "
+                "variables over all hosts."
+            )
+        ordinals = tuple(assignment.tpu_ordinal(replica, c) for c in cores)
+        by_task.setdefault(tasks.pop(), []).append(ordinals)
     num_hosts = len(system.places)
-    every = [sorted(ordinals) for ordinals in by_task.values()]
+    every = [sorted(replicas) for replicas in by_task.values()]
     if sorted(by_task) != list(range(num_hosts)) or any(
-        ordinals != every[0] for ordinals in every
+        replicas != every[0] for replicas in every
     ):
         raise ValueError(
             "A device assignment needs replicas on each host, on the same "
@@ -168,7 +180,7 @@ def _devices(
     kind = system.devices[0].type
     chosen = by_task[0] if num_hosts == 1 else every[0]
     return resolve_devices(
-        [Device(kind, ordinal) for ordinal in chosen],
+        [Device(kind, ordinal) for own in chosen for ordinal in own],
         system.devices,
         "experimental_device_assignment",
     )

@@ -1,5 +1,6 @@
 """A model's variables and their bytes, by group and device."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -143,6 +144,7 @@ def placement_of(plan: Plan) -> Placement:
         keepers=tuple(map(str, plan.keepers)),
         num_workers=plan.num_workers,
         split=_split_by(plan),
+        num_logical=plan.num_logical_devices,
     )
 
 
@@ -150,6 +152,23 @@ def _split_by(plan: Plan) -> str | None:
     if not plan.shards:
         return None
     return ALL_SPLIT if plan.shards_variables else SLOTS_SPLIT
+
+
+def load_of_replica(model: keras.Model, plan: Plan) -> Load:
+    """Returns the load of all devices of a replica together."""
+    load, layouts, count = (
+        load_of(model),
+        plan.layouts,
+        plan.num_logical_devices,
+    )
+    trainable, *_ = grouped(model).values()
+    whole = [
+        variable
+        for variable in trainable
+        if layouts is None or not layouts.axes_of(variable.path, variable.shape)
+    ]
+    more = (count - 1) * _total(whole)
+    return dataclasses.replace(load, trainable=load.trainable + more)
 
 
 def kept_of(model: keras.Model) -> dict[str, Kept] | None:

@@ -34,8 +34,9 @@ _ESTIMATED = (
     "Data, losses, metrics and batch statistics are not counted."
 )
 _LOGICAL = (
-    "The amount that a step sends is not estimated: the compiler chooses what "
-    "the logical devices of a replica send."
+    "What the logical devices of a replica send each other is not counted: it "
+    "depends on the rows and on the compiler. `keras-dist plan --target` "
+    "compiles a step and counts it."
 )
 
 
@@ -231,7 +232,9 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     of the model's variables go to each replica on another device, which sends
     `T` bytes of gradients back. With `W` workers, each sends `2 (W - 1) / W T`
     bytes more, after it has added up its own devices' gradients. With several
-    logical devices a replica, nothing is estimated.
+    logical devices a replica, `T` is the bytes on all of them, and each sends
+    the gradients of its own parts to the other replicas. What they send each
+    other is not estimated.
 
     Args:
         model: A built `keras.Model`, under any strategy or none.
@@ -277,19 +280,22 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
         names = tuple(dict.fromkeys(d for row in rows for d in row.devices))
         notes.append(_PLAIN)
         return Summary(model.name, "", rows, names, (), tuple(notes), max_rows)
-    placement = counting.placement_of(binding.strategy.plan)
-    load, kept = counting.load_of(model), counting.kept_of(model)
+    plan = binding.strategy.plan
+    placement = counting.placement_of(plan)
+    load, kept = counting.load_of_replica(model, plan), counting.kept_of(model)
     sent = transfers(load, placement, kept)
-    if binding.strategy.plan.num_logical_devices > 1:
-        sent, estimate = (), _LOGICAL
-    else:
-        estimate = _ESTIMATED if sent else _ONE_REPLICA
+    if sent:
+        notes.append(_ESTIMATED)
+    if plan.num_logical_devices > 1:
+        notes.append(_LOGICAL)
+    elif not sent:
+        notes.append(_ONE_REPLICA)
     return Summary(
         model.name,
         repr(binding.strategy).strip("<>"),
         rows,
         placement.all_devices,
         sent,
-        (*notes, estimate),
+        tuple(notes),
         max_rows,
     )

@@ -2,6 +2,8 @@
 
 import functools
 
+import numpy as np
+
 import keras_dist
 
 
@@ -42,6 +44,52 @@ def trains_on_workers():
     (first, _), (second, _) = _on_two_workers()
     assert first == second
     assert first[1] < first[0]
+    return "yes"
+
+
+def trains_on_logical_devices():
+    """Two processes with a replica of two devices each, or it is refused."""
+    layouts = {".*/kernel": ("logical",)}
+    try:
+        keras_dist.MultiWorkerMirroredStrategy(
+            logical_devices=2, layout_map=layouts
+        )
+    except ValueError:
+        return "no: an error says so"
+
+    def train(is_plain=False):
+        import contextlib
+
+        import keras
+        import numpy as np
+
+        import keras_dist
+
+        scope = contextlib.nullcontext()
+        if not is_plain:
+            scope = keras_dist.MultiWorkerMirroredStrategy(
+                logical_devices=2, layout_map=layouts
+            ).scope()
+        keras.utils.set_random_seed(0)
+        with scope:
+            model = keras.Sequential(
+                [
+                    keras.layers.Input((2,)),
+                    keras.layers.Dense(4, activation="tanh"),
+                    keras.layers.BatchNormalization(),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile("sgd", "mse")
+        x = np.linspace(-1.0, 1.0, 22, dtype="float32").reshape(11, 2)
+        y = x.sum(axis=1, keepdims=True) ** 2
+        model.fit(x, y, batch_size=11, epochs=2, shuffle=False, verbose=0)
+        return [weight.tolist() for weight in model.get_weights()]
+
+    expected = train(is_plain=True)
+    for found in keras_dist.launch(train, workers=2, devices=2):
+        for own, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-6)
     return "yes"
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 import keras_dist
 from docs.probe_workers import sends_gradients_in_16_bits
+from docs.probe_workers import trains_on_logical_devices
 from docs.probe_workers import trains_on_workers
 from keras_versions import TAKES_SEVERAL_STEPS
 
@@ -354,6 +355,9 @@ PROBES = {
     "`MirroredStrategy(logical_devices=2, layout_map=...)`": logical_devices,
     "`CentralStorageStrategy`": central,
     "`MultiWorkerMirroredStrategy`, two processes": trains_on_workers,
+    "`MultiWorkerMirroredStrategy(logical_devices=2, layout_map=...)`": (
+        trains_on_logical_devices
+    ),
     "`TPUStrategy` with CPU devices in place of a TPU": stand_in,
     "`TPUStrategy` on a TPU": tpus,
     "virtual CPU devices that are separate devices": devices_of_their_own,

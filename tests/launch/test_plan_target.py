@@ -457,6 +457,22 @@ def test_logical_devices(planned, layout_map, count):
 
 
 @ON_JAX
+@pytest.mark.parametrize("variables", ["mirrored", "sharded"])
+def test_logical_devices_of_several_hosts(planned, layout_map, variables):
+    """The program is that of one host with as many devices."""
+    options = ("--batch-size", "8", "--variables", variables)
+    options += ("--logical-devices", "2", "--layout-map", str(layout_map))
+    (hosts,) = planned("paired", "--target", "cpu:2x2", *options)["programs"]
+    (host,) = planned("paired", "--target", "cpu:4", *options)["programs"]
+    assert hosts["state"] == host["state"]
+    assert hosts["collectives"] == host["collectives"]
+    kernels, biases = 2 * 64 * 256 // 2, 320
+    if variables == "sharded":
+        kernels //= 2
+    assert hosts["state"]["trainable"] == 4 * (kernels + biases)
+
+
+@ON_JAX
 @pytest.mark.parametrize(
     "options, words",
     [

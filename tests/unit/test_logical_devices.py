@@ -77,6 +77,16 @@ def test_devices_that_are_not_divided(backend):
         keras_dist.MirroredStrategy(logical_devices=3)
 
 
+def test_one_worker_of_a_strategy_for_several(backend):
+    make = keras_dist.MultiWorkerMirroredStrategy
+    strategy = make(logical_devices=2, layout_map=LAYOUTS)
+    assert strategy.plan.replicas == (tuple(CPUS[:2]), tuple(CPUS[2:]))
+    with pytest.raises(ValueError, match=r"`logical_devices`.*at least 1"):
+        make(object(), logical_devices=0)
+    with pytest.raises(ValueError, match="Expected: `logical_devices=n` too"):
+        make(object(), layout_map=LAYOUTS)
+
+
 def test_a_map_needs_logical_devices(backend):
     with pytest.raises(ValueError, match="Expected: `logical_devices=n` too"):
         keras_dist.MirroredStrategy(layout_map=LAYOUTS)
@@ -101,6 +111,9 @@ def test_the_error_says_which_backend_has_them():
         keras_dist.MirroredStrategy(
             ["cpu:0"], logical_devices=2, layout_map=LAYOUTS
         )
+    with pytest.raises(ValueError, match=expected):
+        # Nobody asks the resolver for other workers.
+        keras_dist.MultiWorkerMirroredStrategy(object(), logical_devices=2)
     plan = Plan((tuple(CPUS[:2]),), tuple(CPUS[:2]))
     with pytest.raises(ValueError, match=expected):
         keras_dist.Strategy(plan)

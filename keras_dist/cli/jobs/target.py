@@ -87,27 +87,27 @@ def strategy_of(
     choice: Choice, target: Target, logical: Mapping[str, Any] | None = None
 ) -> Any:
     """Makes the chosen strategy on the devices of a target."""
-    if logical and choice.strategy != "mirrored":
+    arguments = dict(logical or {})
+    if arguments and choice.strategy not in ("mirrored", "multi-worker"):
         raise ValueError(
             "--logical-devices, --layout-map: replicas of several devices are "
-            f"for MirroredStrategy. Received: --strategy {choice.strategy}, on "
-            f"{target}. Expected: --strategy mirrored, and a target with one "
-            "host."
+            "for MirroredStrategy and MultiWorkerMirroredStrategy. Received: "
+            f"--strategy {choice.strategy}, on {target}. Expected: --strategy "
+            "mirrored for one host, or --strategy multi-worker."
         )
     if choice.strategy == "one-device":
         return keras_dist.OneDeviceStrategy(f"{target.kind.platform}:0")
-    sharded: dict[str, Any] = {}
     if choice.split is not None:
-        sharded[_ARGUMENTS[choice.split]] = "sharded"
+        arguments[_ARGUMENTS[choice.split]] = "sharded"
     if choice.strategy == "central":
         return keras_dist.CentralStorageStrategy()
     if choice.strategy == "mirrored":
-        return keras_dist.MirroredStrategy(**sharded, **(logical or {}))
+        return keras_dist.MirroredStrategy(**arguments)
     tasks = [f"host{index}:1" for index in range(choice.workers or 1)]
     resolver = SimpleClusterResolver(
         ClusterSpec({"worker": tasks}), task_type="worker", task_id=0
     )
-    return keras_dist.MultiWorkerMirroredStrategy(resolver, **sharded)
+    return keras_dist.MultiWorkerMirroredStrategy(resolver, **arguments)
 
 
 def _model_of(

@@ -22,6 +22,7 @@ from keras_dist.launch.addresses import free_addresses
 from keras_dist_jax import backend
 from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
+from keras_dist_jax import workers
 from keras_dist_jax.addresses import AddressError
 from keras_dist_jax.addresses import listen
 from keras_dist_jax.addresses import numeric
@@ -158,6 +159,18 @@ def test_workers_in_another_order_than_the_hosts(monkeypatch):
     cpu = Device("cpu", 0)
     with pytest.raises(ClusterError, match="worker 0.*process 0.*TPU_WORKER"):
         backend.mesh_of(Plan(((cpu,),), (cpu,), CLUSTER), SimpleNamespace())
+
+
+def test_workers_with_unequal_devices(monkeypatch):
+    """Also where each could divide its own into replicas of two."""
+    devices = jax.local_devices()
+    monkeypatch.setattr(
+        workers, "devices_by_worker", lambda *_: [devices, devices[:2]]
+    )
+    cpus = tuple(Device("cpu", index) for index in range(4))
+    plan = Plan((cpus[:2], cpus[2:]), cpus, CLUSTER)
+    with pytest.raises(ClusterError, match=r"\[4, 2\] devices on workers"):
+        backend.mesh_of(plan, SimpleNamespace())
 
 
 def test_gradients_have_no_dtype_of_their_own():
