@@ -1,7 +1,7 @@
 """The body of a region: a replica function, traced for all devices."""
 
+import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -24,6 +24,8 @@ from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import agreement
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import scans
+from keras_dist_jax import shards
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
@@ -42,6 +44,7 @@ from keras_dist_jax.segments import Updates
 from keras_dist_jax.segments import is_update
 from keras_dist_jax.segments import over_replicas
 from keras_dist_jax.sharded_steps import Sharding
+from keras_dist_jax.shards import Shards
 from keras_dist_jax.structure import ARRAY_TYPES
 from keras_dist_jax.structure import check_constant
 from keras_dist_jax.tracing import Trace
@@ -210,7 +213,10 @@ class _Body:
         """Traces all variants, and joins them."""
         mesh = self.layout.whole.mesh
         specs = [CUT if each.is_cut else ON_EACH for each in self.held]
-        specs += [CUT if is_split(v) else ON_EACH for v in self.known]
+        for variable in self.known:
+            own = self._in_parts(variable)
+            cut = CUT if is_split(variable) else ON_EACH
+            specs.append(cut if own is None else own.spec_in_regions)
 
         def inside(fn: Callable[[list[Any]], T]) -> T:
             """Calls a function as a region does, only to trace."""
@@ -228,24 +234,32 @@ class _Body:
         # still differ between workers.
         is_own = self.layout.is_wide and len(self.layout.devices) == 1
         is_cut = [argument.is_cut or is_own for argument in self.held]
-        is_cut += map(is_split, self.known)
+        is_cut += [is_split(v) or bool(self._in_parts(v)) for v in self.known]
         programs = [variant.program for variant in variants]
         each = [differing(p, is_cut) for p in programs]
         several = self.layout.num_replicas > 1
         differ = [several and any(own) for own in zip(*each, strict=True)]
         first, program = variants[0], programs[0]
         if len(programs) > 1:
-            lockstep = Lockstep(programs, is_update)
-            alike = lockstep.same_results()
+
+            def joined(arguments: list[Any]) -> tuple[list[bool], Any]:
+                lockstep = Lockstep(programs, is_update)
+                variant_of = first.peers.variant_of
+                made = lockstep.program(variant_of, arguments)
+                return lockstep.same_results(), made
+
+            alike, program = inside(joined)
             differ = [d or not a for d, a in zip(differ, alike, strict=True)]
-            variant_of = first.peers.variant_of
-            program = inside(functools.partial(lockstep.program, variant_of))
         *_, whole_differs = first.structure.unflatten(differ)
         whole = first.written[len(first.written) - len(whole_differs) :]
         is_mean = agreement.means_of(whole, whole_differs)
         segments = None
         if self.updates is not None:
-            segments = self.updates.segments(program, mesh, specs, is_cut)
+            parts = [False] * len(self.held)
+            parts += [bool(self._in_parts(v)) for v in self.known]
+            segments = self.updates.segments(
+                program, mesh, specs, is_cut, parts
+            )
         return BodyTrace(mesh, specs, first, program, is_mean, segments)
 
     def _variants(self, arguments: list[Any]) -> list[agreement.VariantTrace]:
@@ -290,16 +304,22 @@ class _Body:
         kept: list[Any] = []
 
         def replica(leaves: list[Any], values: list[Any]) -> Any:
+            whole, parts = {}, {}
+            for variable, value in zip(self.known, values, strict=True):
+                own = self._in_parts(variable)
+                if own is not None:
+                    parts[id(variable)] = own, value
+                else:
+                    is_own = is_split(variable)
+                    whole[id(variable)] = value[0] if is_own else value
             region = Region(
                 self.strategy,
                 self.layout,
                 self.trace,
-                {
-                    id(variable): value[0] if is_split(variable) else value
-                    for variable, value in zip(self.known, values, strict=True)
-                },
+                whole,
                 peers,
                 self.updates,
+                parts,
             )
             outline, results = self._called(region, leaves, like)
             written = list(region.written.values())
@@ -321,6 +341,13 @@ class _Body:
         return agreement.VariantTrace(
             program, structure, outline, written, peers
         )
+
+    def _in_parts(self, variable: keras.Variable) -> Shards | None:
+        """Returns how a region gathers a variable; `None` if it has it all."""
+        if self.updates is None or not shards.is_sharded(variable):
+            return None
+        own = shards.shards_of(variable)
+        return None if own.spec_in_regions is None else own
 
     def _divisible(self) -> Callable[..., Any]:
         """Returns the function, with operations that logical devices divide."""
@@ -355,7 +382,10 @@ class _Body:
             results.append(jnp.asarray(leaf))
             return agreement.Result(results[-1])
 
-        with region.current(), TracedCall(region) as call:
+        noting = contextlib.nullcontext()
+        if self.updates is not None:
+            noting = scans.noting()
+        with noting, region.current(), TracedCall(region) as call:
             nest = self._divisible()(*args, **kwargs)
             if peers.own:
                 nest = agreement.in_order(nest, like)

@@ -127,8 +127,12 @@ def differentiate(
     kept: list[Any] = []
 
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
-        mapping = zip(variables, values, strict=True)
-        overlay = Recording(mapping, jax.ensure_compile_time_eval)
+        pairs = list(zip(variables, values, are_in_parts, strict=True))
+        overlay = _Differentiated(
+            [(v, value) for v, value, in_parts in pairs if not in_parts],
+            jax.ensure_compile_time_eval,
+        )
+        overlay.shifts = {id(v): x for v, x, in_parts in pairs if in_parts}
         try:
             with overlay:
                 value, aux = fn(*tensors)
@@ -139,7 +143,13 @@ def differentiate(
         return jnp.asarray(value), (aux, [new for _, new in written])
 
     below = stateless_scope()
-    values = [_value(below, variable) for variable in variables]
+    are_in_parts = [*map(_is_in_parts, variables)]
+    values = [
+        jnp.zeros(variable.shape, variable.dtype)
+        if in_parts
+        else _value(below, variable)
+        for variable, in_parts in zip(variables, are_in_parts, strict=True)
+    ]
     with hooks.creating():
         (value, (aux, written)), (by_variable, by_tensor) = jax.value_and_grad(
             of_values, argnums=(0, 1), has_aux=True
@@ -152,6 +162,40 @@ def differentiate(
         for variable, gradient in zip(variables, by_variable, strict=True)
     ]
     return value, aux, gradients + by_tensor
+
+
+class _Differentiated(Recording):
+    """Values to differentiate by; those in parts are gathered where read."""
+
+    # By id of a variable in parts: zeros, whose gradient is the variable's.
+    shifts: dict[int, Any]
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        value = super().get_current_value(variable)
+        shift = self.shifts.get(id(variable))
+        if shift is None or id(variable) in self.state_mapping:
+            return value
+        return _shifted(value, shift)
+
+
+def _first(value: Any, shift: Any) -> Any:
+    return value
+
+
+def _first_and_sum(primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return primals[0], tangents[0] + tangents[1]
+
+
+# Adds zeros to a value, which are not computed.
+_shifted = jax.custom_jvp(_first)
+_shifted.defjvp(_first_and_sum)
+
+
+def _is_in_parts(variable: keras.Variable) -> bool:
+    """Tells whether a replica of a compiled function gathers a variable."""
+    trace = current_trace()
+    region = None if trace is None else trace.region
+    return region is not None and region.is_in_parts(variable)
 
 
 def _check_written(

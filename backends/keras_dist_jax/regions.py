@@ -32,11 +32,13 @@ from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
+from keras_dist_jax import scans
 from keras_dist_jax import shards
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
 from keras_dist_jax.control_flow import summed_by
+from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.joined import Local
 from keras_dist_jax.joined import cut_to
@@ -64,6 +66,7 @@ class Region:
         values: Mapping[int, Any],
         peers: Peers,
         updates: Any = None,
+        parts: Mapping[int, tuple[shards.Shards, Any]] | None = None,
     ) -> None:
         self.strategy = strategy
         self.layout = layout
@@ -71,6 +74,8 @@ class Region:
         self.count = layout.num_replicas
         self.index = lax.axis_index(AXIS)
         self.values = dict(values)
+        # By id: how a variable is divided, and this replica's part.
+        self._parts = dict(parts or {})
         self.written: dict[int, keras.Variable] = {}
         self.scope = RegionScope(self)
         self.peers = peers
@@ -94,6 +99,14 @@ class Region:
         """Returns a variable's value on the replica, or `None` without one."""
         check_owner(variable, self.strategy)
         key = id(variable)
+        if key not in self.values and key in self._parts:
+            own, part = self._parts[key]
+            self.trace.variables[key] = variable
+            # Replicas with other shapes have to meet outside of all loops.
+            if scans.gathers_again() and not self.peers.are_uneven:
+                return own.gathered(part)
+            with tracing_with(part):
+                self.values[key] = own.gathered(part)
         if key not in self.values:
             value = self.trace.read(variable)
             if value is None:
@@ -111,6 +124,11 @@ class Region:
             self.values[key] = value
         self.trace.variables[key] = variable
         return self.values[key]
+
+    def is_in_parts(self, variable: keras.Variable) -> bool:
+        """Tells whether a read gathers the parts of all replicas."""
+        key = id(variable)
+        return key in self._parts and key not in self.written
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         check_owner(variable, self.strategy)

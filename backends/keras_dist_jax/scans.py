@@ -26,8 +26,8 @@ class _Reads(threading.local):
     # By the id of a value that was gathered in the step that is traced: the
     # value, the same in parts, and how these are sharded.
     noted: dict[int, tuple[Any, Any, Shards]] | None = None
-    # Whether a step of a scan is traced.
-    in_scan = False
+    # Whether a step of a scan is traced, or what `jax.checkpoint` is given.
+    in_scan = in_checkpoint = False
 
 
 _reads = _Reads()
@@ -54,10 +54,19 @@ def at_read(value: Any) -> contextlib.AbstractContextManager[Any]:
     return tracing_with(value) if _reads.in_scan else contextlib.nullcontext()
 
 
+def gathers_again() -> bool:
+    """Tells whether what is traced is computed again in the backward pass."""
+    return _reads.in_checkpoint and not _reads.in_scan
+
+
 @functools.cache
 def install() -> None:
-    """Hooks JAX' scan, which `keras.ops.scan` calls too, for good."""
-    original = jax.lax.scan
+    """Hooks JAX' scan and checkpoint, which Keras calls too, for good."""
+    original, checkpoint = jax.lax.scan, jax.checkpoint
+
+    @functools.wraps(checkpoint)
+    def checkpointed(fun: Callable[..., Any], **options: Any) -> Any:
+        return checkpoint(_within(fun, in_checkpoint=True), **options)
 
     @functools.wraps(original)
     def scan(
@@ -70,7 +79,7 @@ def install() -> None:
         noted = _reads.noted
         if noted is None:
             return original(f, init, xs, *args, **kwargs)
-        f = _in_scan(f)
+        f = _within(f, in_scan=True)
         leaves, tree = jax.tree.flatten(xs)
         found = [noted.get(id(leaf)) for leaf in leaves]
         slices = [each and each[2].of_slices() for each in found]
@@ -91,19 +100,22 @@ def install() -> None:
         # The backward pass gathers again, so that no step keeps its slice.
         # A policy would hold inside of the user's own checkpoints, too.
         policy = None if _has_checkpoint(f, init, xs) else _may_keep
-        again = jax.checkpoint(step, policy=policy, prevent_cse=False)
+        again = checkpoint(step, policy=policy, prevent_cse=False)
         return original(again, init, tree.unflatten(parts), *args, **kwargs)
 
     jax.lax.scan = scan
+    jax.checkpoint = jax.remat = checkpointed
 
 
-def _in_scan(f: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(f)
-    def step(carry: Any, x: Any) -> Any:
-        with replaced(_reads, in_scan=True):
-            return f(carry, x)
+def _within(fn: Callable[..., Any], **flags: bool) -> Callable[..., Any]:
+    """Makes a function note where its reads are, if these are gathered."""
 
-    return step
+    @functools.wraps(fn)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with replaced(_reads, **flags):
+            return fn(*args, **kwargs)
+
+    return within
 
 
 def _has_checkpoint(f: Callable[..., Any], init: Any, xs: Any) -> bool:

@@ -109,6 +109,7 @@ class Updates:
         mesh: Mesh,
         specs: Sequence[PartitionSpec],
         is_cut: Sequence[bool],
+        are_parts: Sequence[bool],
     ) -> "Segments | None":
         """Cuts a program at its updates; `None` without any.
 
@@ -118,9 +119,12 @@ class Updates:
             specs: Sequence of a `PartitionSpec` for each of its arguments.
             is_cut: Sequence of booleans, true for those of the arguments that
                 differ between replicas.
+            are_parts: Sequence of booleans, true for variables in parts.
         """
         differs = jaxprs.differing_in(program, is_cut)
-        found = Segments(program, mesh, specs, differs, self._sharding)
+        pairs = zip(opened(program).invars, are_parts, strict=True)
+        parts = {var for var, is_part in pairs if is_part}
+        found = Segments(program, mesh, specs, differs, parts, self._sharding)
         own: list[Any] = []
         for equation in opened(program).eqns:
             noted = self._of(equation)
@@ -189,9 +193,17 @@ class Segments:
         mesh: Mesh,
         specs: Sequence[PartitionSpec],
         differs: set[Any],
+        parts: set[Any],
         sharding: Sharding,
     ) -> None:
         self._program, self._mesh = program, mesh
+        # What regions gather, by the part of each replica.
+        self._gathered = {
+            equation.outvars[0]: equation.invars[0]
+            for equation in opened(program).eqns
+            if equation.primitive.name == "all_gather"
+            and equation.invars[0] in parts
+        }
         # How regions take the program's arguments, and the values in it that
         # may differ between replicas.
         self._specs, self._differs = specs, differs
@@ -222,6 +234,9 @@ class Segments:
         jaxpr = opened(self._program)
         inputs = zip(jaxpr.invars, arguments, self._specs, strict=True)
         held = {var: _Held(array, spec) for var, array, spec in inputs}
+        # Outside of regions, each of these is the variable's array.
+        for var, part in self._gathered.items():
+            held[var] = _Held(held[part].array)
         # What each part of the program takes from those before it.
         later = set(variables([*each, *whole])) | _taken(self.rest)
         needed = []
@@ -238,6 +253,7 @@ class Segments:
         self, equations: list[Any], held: dict[Any, _Held], needed: set[Any]
     ) -> None:
         """Runs equations on each device; adds what is needed of them."""
+        needed = needed - held.keys()
         made = [v for e in equations for v in e.outvars if v in needed]
         own = [v in self._differs for v in made]
 
@@ -301,8 +317,10 @@ class Segments:
         specs: Any,
     ) -> Any:
         """Runs equations on each device; returns what `give` makes there."""
+        equations = jaxprs.live(equations, results)
+        made = {v for equation in equations for v in equation.outvars}
         needed = _taken(equations) | set(variables(results))
-        taken = [var for var in held if var in needed]
+        taken = [var for var in held if var in needed - made]
         part = with_parts(
             self._program,
             invars=taken,

@@ -14,6 +14,7 @@ from keras_dist.core.variable_layouts import Axes
 from keras_dist.internals.keras_internals import in_symbolic_scope
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.machine import described_value
@@ -75,7 +76,7 @@ class Shards:
         if divided:
             self.used = NamedSharding(mesh, PartitionSpec(*spec))
         if self._axis is not None:
-            spec[self._axis] = "replica"
+            spec[self._axis] = AXIS
             parts[self._axis] = -(-of_array[self._axis] // count)
             stored[self._axis] = parts[self._axis] * count
         self.part_shape, self._stored_shape = tuple(parts), tuple(stored)
@@ -100,6 +101,18 @@ class Shards:
         if not self.shape or not isinstance(value, jax.core.Tracer):
             return value
         return jax.lax.with_sharding_constraint(value, self.sharding)
+
+    @property
+    def spec_in_regions(self) -> PartitionSpec | None:
+        """How a region takes the replicas' parts; `None` if it takes it all."""
+        if self._axis is None or self._stored_shape != self.shape:
+            return None
+        return PartitionSpec(*[None] * self._axis, AXIS)
+
+    def gathered(self, part: Any) -> Any:
+        """Gathers the parts that replicas have in a region."""
+        assert self._axis is not None
+        return jax.lax.all_gather(part, AXIS, axis=self._axis, tiled=True)
 
     def of_slices(self) -> "Shards | None":
         """Returns the shards of slices along the first axis, `None` if a slice

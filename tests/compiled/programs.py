@@ -93,11 +93,17 @@ class Block(keras.layers.Layer):
         return keras.KerasTensor(x.shape, x.dtype)
 
 
-def blocks():
-    """A compiled model of such blocks."""
+def block_layers():
+    """A model of such blocks."""
     made = keras.Sequential([keras.Input((WIDE,))])
     for _ in range(NUM_BLOCKS):
         made.add(Block())
+    return made
+
+
+def blocks():
+    """The same, compiled."""
+    made = block_layers()
     made.compile("adam", "mse")
     return made
 
@@ -258,7 +264,10 @@ def main(name):
         found["recurrent"] = {"fit": of_fit(*choice, make=recurrent)}
         for kind in ("mirrored", "sharded variables"):
             choice = target, *known[kind], 64 * count
-            found[f"blocks, {kind}"] = {"fit": of_fit(*choice, make=blocks)}
+            found[f"blocks, {kind}"] = {
+                "fit": of_fit(*choice, make=blocks),
+                "function": of_function(*choice, make=block_layers),
+            }
     if target.kind.platform == "tpu" and len(workers) == 1:
         choice = target, "mirrored"
         rows = ROWS * count

@@ -170,13 +170,14 @@ def test_recurrent_layers_gather_before_their_loops(compiled):
     assert large <= sent["reduce-scatter"] <= most
 
 
-def test_blocks_that_are_computed_again_are_gathered_again(compiled):
+@pytest.mark.parametrize("way", ["fit", "function"])
+def test_blocks_that_are_computed_again_are_gathered_again(compiled, way):
     """And a step needs no more than what it keeps, and two of them."""
     devices, programs = compiled("h100:8")
     block = 4 * 8 * 1024**2
     large = NUM_BLOCKS * block
     mirrored, sharded = (
-        programs[f"blocks, {kind}"]["fit"][0]
+        programs[f"blocks, {kind}"][way][0]
         for kind in ("mirrored", "sharded variables")
     )
     sent = bytes_of(sharded)
