@@ -111,6 +111,14 @@ def given(
     return [jnp.asarray(x)[None] for x in each], averaged(whole, differ)
 
 
+class OwnList(list[Any]):
+    """A list that a rendezvous does not gather: it is a leaf to `jax.tree`."""
+
+
+class OwnWrites(dict[int, tuple[Any, Any]]):
+    """Assignments that a rendezvous does not gather, like `OwnList`."""
+
+
 # One value of a rendezvous: "tensor" with shape and dtype, "value" with a
 # number or string, or "object" without a description.
 Described = tuple[str, Any]

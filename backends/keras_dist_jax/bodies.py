@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec
 from keras_dist.core import context
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
-from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.front_end import keras_hooks
@@ -26,14 +25,14 @@ from keras_dist_jax import agreement
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import scans
 from keras_dist_jax import shards
+from keras_dist_jax.arguments import Argument
+from keras_dist_jax.arguments import held_arrays
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import cut_to
 from keras_dist_jax.joined import largest
 from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import Shapes
 from keras_dist_jax.lockstep import Lockstep
 from keras_dist_jax.regions import Region
 from keras_dist_jax.regions import TracedCall
@@ -69,7 +68,7 @@ def run_region(
     # for each step.
     context.check_cross_replica(strategy, "run")
     keras_hooks().install()
-    arguments, held, leaves = _held((tuple(args), dict(kwargs)), layout)
+    arguments, held, leaves = held_arrays((tuple(args), dict(kwargs)), layout)
     known = [v for k, v in trace.variables.items() if k in trace.values]
     values = [trace.values[id(variable)] for variable in known]
     updates = None
@@ -95,46 +94,6 @@ def run_region(
         return JoinedPerReplica(value, True, layout, None, leaf.shapes)
 
     return map_nest(result, traced.first.outline)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Argument:
-    """A placeholder for an array among the arguments of a replica function."""
-
-    is_cut: bool
-    stacked: bool = False
-    shapes: Shapes | None = None
-
-    def of_replica(self, value: Any, replica: int) -> Any:
-        """Returns a replica's argument, given the part that its device has."""
-        if self.stacked:
-            value = value[0]
-        if self.shapes is None:
-            return value
-        return cut_to(value, self.shapes[replica])
-
-
-def _held(nest: Any, layout: Layout) -> tuple[Any, list[_Argument], list[Any]]:
-    """Returns the nest with placeholders, the placeholders, and the arrays."""
-    leaves: list[Any] = []
-    held: list[_Argument] = []
-
-    def hold(leaf: Any) -> Any:
-        if isinstance(leaf, jax.Array):
-            leaves.append(leaf)
-            held.append(_Argument(False))
-        elif isinstance(leaf, PerReplica):
-            if isinstance(leaf, JoinedPerReplica):
-                leaf = leaf.in_a_program()
-            else:
-                leaf = JoinedPerReplica.of_traced(leaf.values, layout)
-            leaves.append(leaf.joined)
-            held.append(_Argument(True, leaf.stacked, leaf.shapes))
-        else:
-            return leaf
-        return held[-1]
-
-    return map_nest(hold, nest), held, leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +164,7 @@ class _Body:
     trace: Trace
     fn: Callable[..., Any]
     arguments: Any
-    held: list[_Argument]
+    held: list[Argument]
     known: list[keras.Variable]
     updates: Updates | None
 
@@ -364,7 +323,7 @@ class _Body:
         index = peers.variant_of.index(peers.own)
 
         def argument(leaf: Any) -> Any:
-            if not isinstance(leaf, _Argument):
+            if not isinstance(leaf, Argument):
                 return leaf
             return leaf.of_replica(next(own), index)
 

@@ -34,6 +34,8 @@ from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import scans
 from keras_dist_jax import shards
+from keras_dist_jax.agreement import OwnList
+from keras_dist_jax.agreement import OwnWrites
 from keras_dist_jax.agreement import Peers
 from keras_dist_jax.agreement import as_tensor
 from keras_dist_jax.agreement import describe
@@ -243,14 +245,6 @@ _COLLECTIVES = {
 }
 
 
-class _OwnList(list[Any]):
-    """A list that a rendezvous does not gather: it is a leaf to `jax.tree`."""
-
-
-class _OwnWrites(dict[int, tuple[Any, Any]]):
-    """Assignments that a rendezvous does not gather, like `_OwnList`."""
-
-
 class TracedReplica(Replica):
     """Stands for every replica while one trace is made for all of them."""
 
@@ -367,7 +361,7 @@ class TracedCall(ReplicaCall):
             runner = region.updates.runner(region)
         super().__init__(TracedReplica(region), runner, strategy)
         self._region = region
-        self.writes = _OwnWrites()
+        self.writes = OwnWrites()
 
     def read(self, variable: keras.Variable) -> Any:
         return self._region.read(variable)
@@ -390,7 +384,7 @@ class TracedCall(ReplicaCall):
         return super().total(what, value)
 
     def of_its_own(self, values: list[Any]) -> list[Any]:
-        return _OwnList(values)
+        return OwnList(values)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         for variable, value in writes[0].values():

@@ -1,0 +1,55 @@
+"""Arrays among the arguments of a replica function."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from keras_dist.core.nests import map_nest
+from keras_dist.core.values import PerReplica
+from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.joined import cut_to
+from keras_dist_jax.layout import Layout
+from keras_dist_jax.layout import Shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A placeholder for an array among the arguments of a replica function."""
+
+    is_cut: bool
+    stacked: bool = False
+    shapes: Shapes | None = None
+
+    def of_replica(self, value: Any, replica: int) -> Any:
+        """Returns a replica's argument, given the part that its device has."""
+        if self.stacked:
+            value = value[0]
+        if self.shapes is None:
+            return value
+        return cut_to(value, self.shapes[replica])
+
+
+def held_arrays(
+    nest: Any, layout: Layout
+) -> tuple[Any, list[Argument], list[Any]]:
+    """Returns the nest with placeholders, the placeholders, and the arrays."""
+    leaves: list[Any] = []
+    held: list[Argument] = []
+
+    def hold(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            leaves.append(leaf)
+            held.append(Argument(False))
+        elif isinstance(leaf, PerReplica):
+            if isinstance(leaf, JoinedPerReplica):
+                leaf = leaf.in_a_program()
+            else:
+                leaf = JoinedPerReplica.of_traced(leaf.values, layout)
+            leaves.append(leaf.joined)
+            held.append(Argument(True, leaf.stacked, leaf.shapes))
+        else:
+            return leaf
+        return held[-1]
+
+    return map_nest(hold, nest), held, leaves
