@@ -508,6 +508,50 @@ def test_replica_functions_give_the_numbers_of_mirrored_ones(
         np.testing.assert_allclose(own, theirs, rtol=tolerance, atol=1e-5)
 
 
+def test_a_function_gathers_variables_and_no_slots():
+    chosen = strategy(4)
+    with chosen.scope():
+        model, x = transformer(width=64)
+        optimizer = OPTIMIZERS["adam"]()
+        optimizer.build(model.trainable_variables)
+
+    @keras_dist.function
+    def sharded_step(x, y):
+        def loss_fn():
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y, model(x, training=True), from_logits=True
+            )
+            return keras_dist.compute_average_loss(losses)
+
+        loss, gradients = keras_dist.value_and_grad(
+            loss_fn, model.trainable_variables
+        )
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    before = functions_named("sharded_step")
+    batch = chosen.experimental_distribute_values_from_function(
+        lambda context: (
+            x[context.replica_id_in_sync_group : 16 : 4],
+            LABELS[context.replica_id_in_sync_group : 16 : 4],
+        )
+    )
+    chosen.run(sharded_step, args=batch)
+    (program,) = [
+        each for each in functions_named("sharded_step") if each not in before
+    ]
+    found = test_sharded.collectives_in(program)
+    whole = sum(
+        v.value.nbytes for v in model.trainable_variables if shards.is_large(v)
+    )
+    assert bytes_sent(found, "all-gather") == pytest.approx(whole, rel=0.05)
+
+
+def functions_named(name):
+    live = jax.devices()[0].client.live_executables()
+    return [e for e in live if e.hlo_modules()[0].name == f"jit_{name}"]
+
+
 def test_two_optimizers_in_a_function():
     """Each update is in parts, and what is between them sees the first."""
     found = []
