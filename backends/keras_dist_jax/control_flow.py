@@ -177,6 +177,10 @@ class _Differentiated(Recording):
             return value
         return _shifted(value, shift)
 
+    def forget(self, variable: keras.Variable) -> None:
+        super().forget(variable)
+        self.shifts.pop(id(variable), None)
+
 
 def _first(value: Any, shift: Any) -> Any:
     return value
