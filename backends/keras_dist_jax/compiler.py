@@ -165,7 +165,7 @@ class JaxCompiler(Compiler):
             # With several replicas, `strategy.run` has checked for a scope.
             and (
                 self._several
-                or not keras_internals.has_stateless_scope()
+                or keras_internals.stateless_scope() is None
                 or not values_are_replaced()
             )
         ):

@@ -60,14 +60,14 @@ def _of(
     key = tuple(map(id, variables))
     known: tuple[Any, Any] = vars(optimizer).get(_CHUNKS, ((), ()))
     if known[0] != key:
-        known = key, chunks(variables) if _may_cut(optimizer) else ()
+        known = key, chunks(variables) if may_cut(optimizer) else ()
         vars(optimizer)[_CHUNKS] = known
     found: Sequence[Sequence[int]] = known[1]
     return found
 
 
-def _may_cut(optimizer: Any) -> bool:
-    """Returns whether each variable's update is its own, as Keras writes it."""
+def may_cut(optimizer: Any) -> bool:
+    """Returns whether each element's update is its own, as Keras writes it."""
     # Nadam's also changes a number that all variables share.
     return is_of_keras(optimizer._parallel_update_step) and not isinstance(
         optimizer, keras.optimizers.Nadam

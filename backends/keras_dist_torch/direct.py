@@ -31,15 +31,18 @@ from keras_dist.replica.adoption import adopt
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import ShardedVariable
+from keras_dist_torch.chunks import may_cut
 from keras_dist_torch.direct_replica import DirectReplica
 from keras_dist_torch.direct_replica import in_parts
 from keras_dist_torch.fsdp_internals import reset
+from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.keras_internals import hook_assignment
 from keras_dist_torch.keras_internals import hook_tracking
 from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.mesh import mesh_of
 from keras_dist_torch.parts import DTensorHome
 from keras_dist_torch.parts import are_in_parts
+from keras_dist_torch.parts import as_local_parts
 from keras_dist_torch.parts import as_parts
 from keras_dist_torch.parts import hold
 from keras_dist_torch.parts import is_to_split
@@ -300,6 +303,9 @@ def install() -> None:
         keras.optimizers.LossScaleOptimizer,
     ):
         cls.apply = _hook_apply(cls.apply)
+    ParallelOptimizer._backend_update_step = _hook_update(
+        ParallelOptimizer._backend_update_step
+    )
 
 
 @as_hook
@@ -316,6 +322,48 @@ def _hook_assignment(original: Any, self: Any, value: Any) -> None:
     if isinstance(value, DTensor):
         value = value.full_tensor()
     original(self, value)
+
+
+@as_hook
+def _hook_update(
+    original: Any,
+    self: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[keras.Variable],
+    learning_rate: Any,
+) -> None:
+    """Has an optimizer compute with this worker's parts themselves, without
+    what `DTensor` does for each operation."""
+    if not (
+        reads_parts()
+        and may_cut(self)
+        and all(map(_is_alike, grads, trainable_variables))
+        and _has_slots_in_parts(self, trainable_variables)
+    ):
+        original(self, grads, trainable_variables, learning_rate)
+        return
+    own = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    with as_local_parts():
+        original(self, own, trainable_variables, learning_rate)
+
+
+def _is_alike(gradient: Any, variable: keras.Variable) -> bool:
+    """Returns whether a gradient is in parts as its variable is, or neither."""
+    kept = stored(variable)
+    if isinstance(kept, DTensor) and isinstance(gradient, DTensor):
+        return bool(kept.placements == gradient.placements)
+    return kept is None and not isinstance(gradient, DTensor)
+
+
+def _has_slots_in_parts(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> bool:
+    """Returns whether no slot is whole whose variable may be in parts."""
+    shapes = {each.shape for each in variables if stored(each) is not None}
+    return not any(
+        each.shape in shapes and stored(each) is None
+        for each in optimizer.variables
+    )
 
 
 @as_hook

@@ -38,6 +38,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
     """A worker's only replica, which computes with the variables themselves."""
 
     has_copies = False
+    is_only = True
 
     def __init__(self, share: Share, group: ReplicaGroup) -> None:
         super().__init__(0, share, group)

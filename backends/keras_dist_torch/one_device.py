@@ -86,9 +86,12 @@ class TorchExecutor(Executor):
         return TorchHome(variable, self.plan, self.plan.primary)
 
     def put(self, value: Any, device: Device) -> torch.Tensor:
-        with keras_device(device):
+        own = torch_device(device)
+        if isinstance(value, torch.Tensor):
+            return value.to(own)
+        with keras.device(str(own)):
             tensor: torch.Tensor = ops.convert_to_tensor(value)
-        return tensor.to(torch_device(device))
+        return tensor.to(own)
 
     def bring(self, value: Any, index: int) -> Any:
         device = torch_device(self.plan.devices[index])

@@ -44,6 +44,8 @@ class _PartsReading(threading.local):
 
     def __init__(self) -> None:
         self.as_parts = False
+        # Whether these are this worker's own tensors.
+        self.as_local = False
 
 
 _reading = _PartsReading()
@@ -52,6 +54,11 @@ _reading = _PartsReading()
 def as_parts() -> contextlib.AbstractContextManager[None]:
     """Has variables read as `DTensor`s, and nothing gathered, inside."""
     return replaced(_reading, as_parts=True)
+
+
+def as_local_parts() -> contextlib.AbstractContextManager[None]:
+    """Has `DTensor`s read as this worker's parts, inside of `as_parts`."""
+    return replaced(_reading, as_local=True)
 
 
 def reads_parts() -> bool:
@@ -209,7 +216,8 @@ class DTensorHome(ShardedHome):
         assert kept is not None
         # A symbolic call looks at the shape only.
         if device_scope() == "meta" or reads_parts():
-            return kept
+            is_local = _reading.as_local and isinstance(kept, DTensor)
+            return kept.to_local() if is_local else kept
         if held is not None:
             return held
         replica = getattr(current_replica(), "replica", None)

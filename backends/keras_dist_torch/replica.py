@@ -26,7 +26,6 @@ from keras_dist_torch.transfers import Transfers
 
 T = TypeVar("T")
 # Meetings and transfers, which `torch.compile` must not trace.
-_meet: Callable[..., Any] = torch._dynamo.disable(Round.meet)
 _all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
 _delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
@@ -38,9 +37,20 @@ class Run:
     round: Round
     group: ReplicaGroup
     home: torch.device  # of the variables, where replicas meet
+    is_only: bool  # whether there is one replica
     is_one_device: bool
     moved: Transfers | None
     overlap: Overlap | None
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def _meet(
+    run: Run, position: int, what: str, hold: Callable[..., T], value: Any
+) -> T:
+    if run.is_only:
+        return hold([value])
+    result: T = run.round.meet(position, what, hold, value)
+    return result
 
 
 class TorchReplica(Replica):
@@ -55,6 +65,7 @@ class TorchReplica(Replica):
         run: Run,
     ) -> None:
         super().__init__(index, share, run.group)
+        self.is_only = run.is_only
         self.moved = run.moved
         self.overlap = run.overlap
         self.derivatives = Derivatives()
@@ -75,7 +86,7 @@ class TorchReplica(Replica):
             ):
                 return fn(values)
 
-        result: T = _meet(run.round, self._position, what, hold, value)
+        result: T = _meet(run, self._position, what, hold, value)
         return result if run.is_one_device else move(result, self._device)
 
     def all_sum(
@@ -95,8 +106,10 @@ class TorchReplica(Replica):
         if self.moved is not None:
             sent = _delivered(self.moved, self._position, variable)
         value = parameter.detach() if sent is None else sent.detach()
-        value.requires_grad_(variable.trainable)
-        if self.overlap is not None and variable.trainable:
+        if not variable.trainable:
+            return value
+        value.requires_grad_()
+        if self.overlap is not None:
             self.overlap.watch(variable, value, self._position)
         return value
 

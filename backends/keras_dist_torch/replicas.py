@@ -173,7 +173,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         moving = self._transfers([index for index, *_ in members])
         with moving as moved, self._own_randomness():
             run = Run(
-                round_, group, self._home, self._is_one_device, moved, overlap
+                round_,
+                group,
+                self._home,
+                len(members) == 1,
+                self._is_one_device,
+                moved,
+                overlap,
             )
             fns = []
             for position, (index, share, *args) in enumerate(members):

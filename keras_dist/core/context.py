@@ -35,17 +35,26 @@ class _Stack(threading.local):
 _stack = _Stack()
 
 
-@contextlib.contextmanager
-def replaced(owner: object, **values: Any) -> Iterator[None]:
-    """Sets attributes of an object, such as a thread's, inside the context."""
-    before = {name: getattr(owner, name) for name in values}
-    try:
-        for name, value in values.items():
+class replaced(contextlib.AbstractContextManager[None]):
+    """Sets attributes of an object, such as a thread's, inside the context.
+
+    A class, because each step enters it often, and generators take more calls.
+    """
+
+    def __init__(self, owner: object, **values: Any) -> None:
+        self._owner = owner
+        self._values = values
+
+    def __enter__(self) -> None:
+        owner, self._before = self._owner, {}
+        for name in self._values:
+            self._before[name] = getattr(owner, name)
+        for name, value in self._values.items():
             setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+
+    def __exit__(self, *error: object) -> None:
+        for name, value in self._before.items():
+            setattr(self._owner, name, value)
 
 
 def current_strategy() -> Any:
@@ -247,6 +256,19 @@ def in_replica(
         scopes=[] if strategy is None else [strategy],
         in_replica=strategy is not None,
         replica=replica,
+        default_merge=False,
+    )
+
+
+def cross_replica(
+    strategy: object,
+) -> contextlib.AbstractContextManager[None]:
+    """Enters a strategy's cross-replica context, from any context."""
+    return replaced(
+        _stack,
+        scopes=[strategy],
+        in_replica=False,
+        replica=None,
         default_merge=False,
     )
 

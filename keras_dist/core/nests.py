@@ -188,16 +188,26 @@ def _mapping_like(nest: Any, items: dict[Any, Any]) -> Any:
     return type(nest)(items)
 
 
-def _is_flat(value: Any) -> bool:
-    return type(value) in (list, tuple) and not any(
-        isinstance(leaf, (list, tuple, dict)) for leaf in value
-    )
+def _items(value: Any) -> list[Any] | None:
+    """Returns the leaves of a nest without inner nests, else `None`."""
+    kind = type(value)
+    if kind is dict and set(map(type, value)) <= {str}:
+        items = [value[key] for key in sorted(value)]
+    elif kind in (list, tuple):
+        items = list(value)
+    else:
+        return None
+    for item in items:
+        if isinstance(item, (list, tuple, dict)):
+            return None
+    return items
 
 
 def flatten(value: Any) -> list[Any]:
     """Returns the leaves of a nested value, `None` among them."""
-    if _is_flat(value):
-        return list(value)
+    items = _items(value)
+    if items is not None:
+        return items
     if not isinstance(value, (list, tuple, dict)):
         return [value]
     leaves: list[Any] = tree.flatten(value)
@@ -206,8 +216,11 @@ def flatten(value: Any) -> list[Any]:
 
 def pack(like: Any, leaves: Sequence[Any]) -> Any:
     """Returns a value with the structure of `like` and other leaves."""
-    if _is_flat(like):
-        return type(like)(leaves)
+    if _items(like) is not None:
+        if type(like) is not dict:
+            return type(like)(leaves)
+        found = dict(zip(sorted(like), leaves, strict=True))
+        return {key: found[key] for key in like}
     if not isinstance(like, (list, tuple, dict)):
         return leaves[0]
     return tree.pack_sequence_as(like, list(leaves))

@@ -153,7 +153,8 @@ def _hook_seed(original: Any, self: Any, ordered: bool = True) -> Any:
 
 @as_hook
 def _hook_clear_losses(original: Any, self: Any) -> None:
-    step, scope = state.current_replica(), keras_internals.stateless_scope()
+    step = state.of_thread.step or state.of_thread.call
+    scope = keras_internals.stateless_scope()
     if isinstance(scope, Overlay):
         scope.clear_losses(self)
     elif step is None:

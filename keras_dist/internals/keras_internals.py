@@ -18,6 +18,7 @@ others.
 | `keras.Layer._maybe_build` | replicas that call a layer first build it once |
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 | `keras.src.backend.core.custom_gradient` | users' own backward passes |
+| `keras.src.backend.core.stop_gradient` | in each step, without checks |
 | `keras.src.backend.random` | runs of a model that are compared draw alike |
 | `keras.Model._compile_config` | the arguments of `compile`, as objects |
 | the global attribute `object_name_uids` | copies use up no names |
@@ -38,7 +39,6 @@ import inspect
 import random
 import sys
 from collections.abc import Callable
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,10 +72,10 @@ set_mask = private(
 )
 
 # Used later, as attributes.
-private(
-    "keras.src.backend.ops.core.custom_gradient",
-    "keras.src.backend.core.custom_gradient",
-)
+for _name in ("custom_gradient", "stop_gradient"):
+    private(
+        f"keras.src.backend.ops.core.{_name}", f"keras.src.backend.core.{_name}"
+    )
 for _name in (
     "keras.src.backend.common.global_state.GLOBAL_STATE_TRACKER",
     "keras.src.losses.loss.reduce_weighted_values",
@@ -312,21 +312,14 @@ def has_value(variable: keras.Variable) -> bool:
 
 def stateless_scope() -> keras.StatelessScope | None:
     """Returns the stateless scope that is open in this thread, or `None`."""
-    scope: keras.StatelessScope | None = global_state.get_global_attribute(
-        "stateless_scope"
-    )
-    return scope
+    # Without Keras' own function, as each step asks often.
+    tracker = global_state.GLOBAL_STATE_TRACKER
+    return getattr(tracker, "stateless_scope", None)
 
 
 def in_symbolic_scope() -> bool:
     """Returns whether Keras only looks for the shapes of outputs."""
     return global_state.get_global_attribute("symbolic_scope") is not None
-
-
-def has_stateless_scope() -> bool:
-    """Returns whether a stateless scope is open; fast, as each step asks."""
-    tracker = global_state.GLOBAL_STATE_TRACKER
-    return getattr(tracker, "stateless_scope", None) is not None
 
 
 def set_stateless_scope(
@@ -338,14 +331,17 @@ def set_stateless_scope(
     return before
 
 
-@contextlib.contextmanager
-def opened(scope: keras.StatelessScope | None) -> Iterator[None]:
+class opened(contextlib.AbstractContextManager[None]):
     """Makes a stateless scope, or none, this thread's inside the context."""
-    before = set_stateless_scope(scope)
-    try:
-        yield
-    finally:
-        set_stateless_scope(before)
+
+    def __init__(self, scope: keras.StatelessScope | None) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        self._before = set_stateless_scope(self._scope)
+
+    def __exit__(self, *error: object) -> None:
+        set_stateless_scope(self._before)
 
 
 def set_uninitialized(variables: list[keras.Variable]) -> list[keras.Variable]:

@@ -101,6 +101,8 @@ class Replica(ABC):
 
     # False if it reads variables themselves, which may change under it.
     has_copies = True
+    # True if its worker runs no other replica at the same time.
+    is_only = False
 
     def __init__(
         self, index: int, share: Share, group: ReplicaGroup = ALONE

@@ -197,7 +197,7 @@ def total_of(op: ReduceOp) -> ReduceOp:
 
 def _with_rows(tensor: Any, rows: int) -> Any:
     """Cuts a tensor to a number of rows, or pads it with zeros."""
-    if not len(tensor.shape):
+    if not len(tensor.shape) or tensor.shape[0] == rows:
         return tensor
     missing = max(rows - tensor.shape[0], 0)
     others = [(0, 0)] * (len(tensor.shape) - 1)

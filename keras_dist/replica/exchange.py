@@ -68,10 +68,11 @@ def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
         return first
     # Computed on the device where the meeting's function runs.
     first = ops.convert_to_tensor(first)
-    equal, total = True, scaled(shares[0].keep(first), shares[0].weight)
+    equal, total = None, scaled(shares[0].keep(first), shares[0].weight)
     for value, share in zip(values[1:], shares[1:], strict=True):
         value = ops.convert_to_tensor(value, dtype=first.dtype)
-        equal = ops.logical_and(equal, value == first)
+        same = value == first
+        equal = same if equal is None else ops.logical_and(equal, same)
         total = total + scaled(share.keep(value), share.weight)
     return ops.where(equal, first, total)
 
@@ -95,7 +96,7 @@ def _detached(value: Any) -> Any:
     if not keras.ops.is_tensor(value):
         return value
     mask = keras_internals.get_mask(value)
-    value = ops.stop_gradient(value)
+    value = keras_internals.backend_core.stop_gradient(value)
     if mask is not None:
         keras_internals.set_mask(value, mask)
     return value
@@ -161,26 +162,37 @@ def with_other_workers(
     if workers is None:
         return own
     index = workers.cluster.index
-    leaves = join_leaves(
-        [leaves for leaves, _ in own],
-        [_within(share, group.shares[index]) for _, share in own],
-        combine,
-    )
+    leaves, share = own[0]
+    # The rows of a lone replica are its worker's.
+    if len(own) > 1 or not (isinstance(share.rows, int) and share.rows):
+        leaves = join_leaves(
+            [leaves for leaves, _ in own],
+            [_within(share, group.shares[index]) for _, share in own],
+            combine,
+        )
     leaves = [x.rows if isinstance(x, RowCount) else x for x in leaves]
-    masks = [keras_internals.get_mask(leaf) for leaf in leaves]
-    sent = [leaf for leaf in [*leaves, *masks] if _travels(leaf)]
-    arrived = workers.gather_rows([_packed(x) for x in sent], group.shares)
+    both = [*leaves, *map(keras_internals.get_mask, leaves)]
+    travelling = [i for i, leaf in enumerate(both) if _travels(leaf)]
+    sent = [ops.convert_to_tensor(both[i]) for i in travelling]
+    are_bool = [_is_bool(tensor) for tensor in sent]
+    arrived = workers.gather_rows(
+        [
+            ops.cast(tensor, "uint8") if is_bool else tensor
+            for tensor, is_bool in zip(sent, are_bool, strict=True)
+        ],
+        group.shares,
+    )
     entries: list[Entry] = []
     for worker, tensors in enumerate(arrived):
         if worker == index and not alike:
             entries += own
             continue
-        values = iter(zip(sent, tensors, strict=True))
-        both = [
-            _unpacked(*next(values)) if _travels(leaf) else leaf
-            for leaf in [*leaves, *masks]
-        ]
-        entries.append((_as_own(own[0][0], both), group.shares[worker]))
+        theirs = list(both)
+        for i, tensor, is_bool in zip(
+            travelling, tensors, are_bool, strict=True
+        ):
+            theirs[i] = ops.cast(tensor, "bool") if is_bool else tensor
+        entries.append((_as_own(own[0][0], theirs), group.shares[worker]))
     return entries
 
 
@@ -211,17 +223,6 @@ def _travels(leaf: Any) -> bool:
 
 def _is_bool(value: Any) -> bool:
     return bool(keras.backend.standardize_dtype(value.dtype) == "bool")
-
-
-def _packed(leaf: Any) -> Any:
-    tensor = ops.convert_to_tensor(leaf)
-    return ops.cast(tensor, "uint8") if _is_bool(tensor) else tensor
-
-
-def _unpacked(sent: Any, arrived: Any) -> Any:
-    if hasattr(sent, "dtype") and _is_bool(sent):
-        return ops.cast(arrived, "bool")
-    return arrived
 
 
 def by_variable(

@@ -45,27 +45,28 @@ class _ReplicaOfThread(threading.local):
         self.call: ReplicaState | None = None
 
 
-_current = _ReplicaOfThread()
+# For code that each step runs very often, in place of the functions below.
+of_thread = _ReplicaOfThread()
 
 
 def current_step() -> "ReplicaStep | None":
     """Returns the step of which this thread runs a replica, or `None`."""
-    return _current.step
+    return of_thread.step
 
 
 def current_call() -> "ReplicaState | None":
     """Returns this thread's state in a replica function, or `None`."""
-    return _current.call
+    return of_thread.call
 
 
 def calling(call: "ReplicaState") -> contextlib.AbstractContextManager[None]:
     """Makes a state this thread's, of a replica function, in the context."""
-    return replaced(_current, call=call)
+    return replaced(of_thread, call=call)
 
 
 def current_replica() -> "ReplicaState | None":
     """Returns the state of the replica that this thread runs, or `None`."""
-    return _current.step or _current.call
+    return of_thread.step or of_thread.call
 
 
 @contextlib.contextmanager
@@ -77,7 +78,7 @@ def outside_replicas(state: "ReplicaState | None" = None) -> Iterator[None]:
     """
     state = current_replica() or state
     with (
-        replaced(_current, step=None, call=None),
+        replaced(of_thread, step=None, call=None),
         opened(None),
         state.strategy.cross_replica() if state else nullcontext(),
     ):
@@ -252,7 +253,7 @@ class ReplicaStep(ReplicaState):
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        with context.in_replica(self.strategy), replaced(_current, step=self):
+        with context.in_replica(self.strategy), replaced(of_thread, step=self):
             yield
 
     def check(self, writes: Sequence[Writes]) -> None:
@@ -268,6 +269,8 @@ class ReplicaStep(ReplicaState):
                 check_integers(variable, values)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+        if not any(writes):
+            return
         # Checked before any assignment, so that an error changes no variable.
         self.check(writes)
         given = list(by_variable(writes, shares))
@@ -325,7 +328,7 @@ class ReplicaStep(ReplicaState):
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """Has code inside run on gathered rows, as on one device."""
-        return replaced(_current, step=None)
+        return replaced(of_thread, step=None)
 
     def exchange(
         self,

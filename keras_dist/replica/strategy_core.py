@@ -3,7 +3,6 @@
 import contextlib
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,8 +88,6 @@ class StrategyBase:
         """The current strategy in functions that this strategy runs: itself."""
         return self
 
-    @contextlib.contextmanager
-    def cross_replica(self) -> Iterator[None]:
+    def cross_replica(self) -> contextlib.AbstractContextManager[None]:
         """Enters this strategy's cross-replica context, from any context."""
-        with context.in_replica(None), context.entered(self):
-            yield
+        return context.cross_replica(self)

@@ -20,6 +20,7 @@ from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import forget_above
 from keras_dist.replica.state import current_call
+from keras_dist.replica.state import of_thread
 
 
 class DistributedVariable(keras.Variable):
@@ -41,7 +42,7 @@ class DistributedVariable(keras.Variable):
 
     @property
     def value(self) -> Any:
-        call = current_call()
+        call = of_thread.call
         if call is None:
             return super().value
         scope = keras_internals.stateless_scope()
@@ -88,7 +89,7 @@ class DistributedVariable(keras.Variable):
             value = ops.convert_to_tensor(
                 value, dtype=self._dtype if is_float else None
             )
-        call = current_call()
+        call = of_thread.call
         if call is not None and base_scope() is call.scope:
             return self._write_in_replica(call, method, value)
         if keras_internals.stateless_scope() is not None:

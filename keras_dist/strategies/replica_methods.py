@@ -96,7 +96,7 @@ class ReplicaMethods(StrategyBase):
         }
         """
         if (
-            current.depth or keras_internals.has_stateless_scope()
+            current.depth or keras_internals.stateless_scope() is not None
         ) and self.plan.num_replicas > 1:
             context.check_cross_replica(self, "run")
             check_run_counts(self)

@@ -7,7 +7,10 @@ import keras
 import numpy as np
 
 import keras_dist
+from keras_dist.bench import measure
+from keras_dist.bench.loops import Loop
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.workers import alone_on_purpose
 
 
 class Counts:
@@ -64,7 +67,39 @@ def everything(steps):
 
     found["has_default_group"] = torch.distributed.is_initialized()
     found["listening"] = listening()
+    found["calls"] = {
+        "plain": calls_a_step(alone_on_purpose),
+        "mirrored": calls_a_step(strategy.scope),
+        "sharded": calls_a_step(
+            keras_dist.MultiWorkerMirroredStrategy(variables="sharded").scope
+        ),
+    }
     return found
+
+
+def calls_a_step(scope):
+    """Counts the Python calls of a step of `fit`."""
+    x = np.ones((80, 8), "float32")
+    with scope():
+        # Its kernels are large enough to be divided.
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(256, activation="relu"),
+                keras.layers.Dense(4),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("adam", loss, metrics=["accuracy"])
+
+        class Fit(Loop):
+            def run(self, steps):
+                rows = 4 * steps
+                model.fit(x[:rows], x[:rows, 0], batch_size=4, verbose=0)
+                return 0.0
+
+        Fit().run(2)  # everything is built
+        return measure.calls_a_step(Fit(), 10)
 
 
 def fitted(strategy, counts, steps, width):

@@ -35,6 +35,17 @@ def test_one_bucket_and_one_exchange_a_step(counted):
         assert worker["whole"]["gathers"] == STEPS
 
 
+@pytest.mark.parametrize(
+    ("variables", "most"), [("mirrored", 1.5), ("sharded", 2.3)]
+)
+def test_python_calls_of_a_step_in_those_of_plain_keras(
+    counted, variables, most
+):
+    for worker in counted:
+        calls = worker["calls"]
+        assert calls[variables] <= most * calls["plain"]
+
+
 def test_buckets_leave_during_the_backward_pass(counted):
     for worker in counted:
         found = worker["buckets"]
