@@ -38,8 +38,8 @@ from keras_dist_jax.regions import Region
 from keras_dist_jax.regions import TracedCall
 from keras_dist_jax.segments import CUT
 from keras_dist_jax.segments import ON_EACH
+from keras_dist_jax.segments import RegionUpdates
 from keras_dist_jax.segments import Segments
-from keras_dist_jax.segments import Updates
 from keras_dist_jax.segments import is_update
 from keras_dist_jax.segments import over_replicas
 from keras_dist_jax.sharded_steps import Sharding
@@ -73,7 +73,7 @@ def run_region(
     values = [trace.values[id(variable)] for variable in known]
     updates = None
     if sharding is not None and not trace.is_survey:
-        updates = Updates(sharding)
+        updates = RegionUpdates(sharding)
     body = _Body(strategy, layout, trace, fn, arguments, held, known, updates)
     one = [leaf[0] for leaf in leaves] if scans else leaves
     traced = body.traced([*one, *values])
@@ -166,7 +166,7 @@ class _Body:
     arguments: Any
     held: list[Argument]
     known: list[keras.Variable]
-    updates: Updates | None
+    updates: RegionUpdates | None
 
     def traced(self, arguments: list[Any]) -> BodyTrace:
         """Traces all variants, and joins them."""

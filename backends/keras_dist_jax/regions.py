@@ -81,7 +81,7 @@ class Region:
         self.written: dict[int, keras.Variable] = {}
         self.scope = RegionScope(self)
         self.peers = peers
-        # The `Updates` of variables in parts, or `None`.
+        # The `RegionUpdates` of variables in parts, or `None`.
         self.updates = updates
         self.branches = trace.branches
         # By the id of the first component of a gathered value: all components,

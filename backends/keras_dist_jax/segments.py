@@ -52,7 +52,7 @@ def over_replicas(
     return mapped
 
 
-class Noted(NamedTuple):
+class NotedUpdate(NamedTuple):
     """An update that is one equation of a replica function's program."""
 
     optimizer: Any
@@ -68,12 +68,12 @@ def is_update(equation: Any) -> bool:
     return str(equation.params.get("name")).startswith(_NAME)
 
 
-class Updates:
+class RegionUpdates:
     """The updates of a replica function."""
 
     def __init__(self, sharding: Sharding) -> None:
         self._sharding = sharding
-        self._noted: dict[str, Noted] = {}
+        self._noted: dict[str, NotedUpdate] = {}
 
     def call(
         self,
@@ -95,7 +95,7 @@ class Updates:
         update.__name__ = update.__qualname__ = name
         values = [variable.value for variable in state]
         new = jax.jit(update)(values, list(gradients))
-        self._noted[name] = Noted(optimizer, state, written, trained)
+        self._noted[name] = NotedUpdate(optimizer, state, written, trained)
         for variable, value in zip(written, new, strict=True):
             variable.assign(value)
 
@@ -137,7 +137,7 @@ class Updates:
         found.rest = own
         return found if found.updates else None
 
-    def _of(self, equation: Any) -> Noted | None:
+    def _of(self, equation: Any) -> NotedUpdate | None:
         """Returns the update that an equation is, if it can run elsewhere."""
         found = self._noted.get(str(equation.params.get("name")))
         if found is None or jaxprs.meets_inside(equation):
@@ -154,7 +154,7 @@ class Updates:
 class UpdatingRunner(TracedRunner, UpdatesParts):
     """The runner of a region whose optimizers update variables in parts."""
 
-    def __init__(self, region: Region, updates: Updates) -> None:
+    def __init__(self, region: Region, updates: RegionUpdates) -> None:
         super().__init__(region)
         self._updates = updates
         self._count = 0
@@ -209,7 +209,7 @@ class Segments:
         self._specs, self._differs = specs, differs
         self._sharding = sharding
         # The equations before each update, and the update's.
-        self.updates: list[tuple[list[Any], Any, Noted]] = []
+        self.updates: list[tuple[list[Any], Any, NotedUpdate]] = []
         self.rest: list[Any] = []
 
     def run(
@@ -266,7 +266,7 @@ class Segments:
         held.update(zip(made, map(_Held, arrays, specs, own), strict=True))
 
     def _updated(
-        self, update: Any, noted: Noted, held: Mapping[Any, _Held]
+        self, update: Any, noted: NotedUpdate, held: Mapping[Any, _Held]
     ) -> dict[Any, _Held]:
         """Runs an update outside of regions; returns the values it gives."""
         arrays = {var: each.array for var, each in held.items()}

@@ -104,7 +104,7 @@ class Shards:
 
     @property
     def spec_in_regions(self) -> PartitionSpec | None:
-        """How a region takes the replicas' parts; `None` if it takes it all."""
+        """The spec by which a region takes parts; `None` if it takes all."""
         if self._axis is None or self._stored_shape != self.shape:
             return None
         return PartitionSpec(*[None] * self._axis, AXIS)
