@@ -23,7 +23,7 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|true_computation|false_computation)="
     r"%?([\w.\-]+)|(?:branch_computations|called_computations)=\{([^}]*)\}"
 )
-_CHANNEL = re.compile(r"channel_id=(\d+)")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 _SCATTERS = "all-reduce-scatter"
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
@@ -105,14 +105,14 @@ def _executed(text: str) -> Iterator[tuple[_Line, int]]:
         name: str, times: int, fusion: _Line | None, begun: set[str]
     ) -> Iterator[tuple[_Line, int]]:
         for line in computations.get(name, ()):
-            channel = _CHANNEL.search(line.text)
-            if fusion is not None and channel:
+            chain = _CHAIN.search(line.text)
+            if chain:
                 # A TPU begins a collective in one fusion, and goes on in
                 # others.
-                if channel[1] in begun:
+                if chain[1] in begun:
                     continue
-                begun.add(channel[1])
-                line = _in_fusion(line, fusion, name)
+                begun.add(chain[1])
+            line = _in_fusion(line, fusion, name)
             yield line, times
             # A reduction's own function is not worth a look.
             if line.operation.removesuffix("-start") in _KINDS:
@@ -135,12 +135,13 @@ def _called(line: _Line) -> list[str]:
     return [name.lstrip("%") for each in found for name in each.split(", ")]
 
 
-def _in_fusion(line: _Line, fusion: _Line, name: str) -> _Line:
+def _in_fusion(line: _Line, fusion: _Line | None, name: str) -> _Line:
     """Returns a collective in a TPU's fusion, as what it is."""
     # A reduce-scatter is an all-reduce and a slice.
-    if line.operation == "all-reduce" and name.startswith(_SCATTERS):
-        return _Line(fusion.result, "reduce-scatter", line.text)
-    return line
+    is_scatter = line.operation == "all-reduce" and name.startswith(_SCATTERS)
+    if fusion is None or not is_scatter:
+        return line
+    return _Line(fusion.result, "reduce-scatter", line.text)
 
 
 def _trips(loop: _Line, computations: dict[str, list[_Line]]) -> int:

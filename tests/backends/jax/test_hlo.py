@@ -179,7 +179,10 @@ def test_a_tpu_s_reduce_scatter_is_a_fusion():
 
 
 def test_a_tpu_s_collective_in_several_fusions_is_one():
-    gather = "f32[16]{0} all-gather(%p), channel_id=7, dimensions={0}"
+    gather = (
+        "f32[16]{0} all-gather(%p), channel_id=1, dimensions={0}, "
+        'frontend_attributes={chain_id="0"}'
+    )
     others = fused("begin", f"%g = {gather}") + fused("go_on", f"%h = {gather}")
     lines = [
         "%a = f32[16]{0} fusion(%p), kind=kCustom, calls=%begin",
