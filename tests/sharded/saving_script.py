@@ -7,6 +7,7 @@ is assigned. With `once`, it ends right after it began to save the first; with
 """
 
 import itertools
+import signal
 import sys
 
 import keras
@@ -49,4 +50,6 @@ def main(path, way):
 
 
 if __name__ == "__main__":
+    # It is ignored in what a shell has started in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main(*sys.argv[1:])
