@@ -440,16 +440,10 @@ def test_low_rank_adapters():
     assert_same(outcome(model, x), expected, 1e-4)
 
 
-def trained_by_hand(make, optimizer, variables, way):
-    """The losses, weights and slots after five steps of a loop."""
-    chosen = strategy(4, variables)
-    keras.utils.set_random_seed(0)
-    with chosen.scope():
-        model, x = make()
-        optimizer = OPTIMIZERS[optimizer]()
-        optimizer.build(model.trainable_variables)
+def step_by_hand(model, optimizer):
+    """A replica function that trains a classifier for a step."""
 
-    def step(x, y):
+    def step_on_parts(x, y):
         def loss_fn():
             losses = keras.losses.sparse_categorical_crossentropy(
                 y, model(x, training=True), from_logits=True
@@ -462,6 +456,19 @@ def trained_by_hand(make, optimizer, variables, way):
         optimizer.apply(gradients, model.trainable_variables)
         return loss
 
+    return step_on_parts
+
+
+def trained_by_hand(make, optimizer, variables, way):
+    """The losses, weights and slots after five steps of a loop."""
+    chosen = strategy(4, variables)
+    keras.utils.set_random_seed(0)
+    with chosen.scope():
+        model, x = make()
+        optimizer = OPTIMIZERS[optimizer]()
+        optimizer.build(model.trainable_variables)
+
+    step = step_by_hand(model, optimizer)
     run = step if way == "run" else keras_dist.function(step)
     sizes = [8, 8, 8, 13, 7]  # of which 13 and 7 are shared unequally
     starts = np.cumsum([0, *sizes])
@@ -515,30 +522,17 @@ def test_a_function_gathers_variables_and_no_slots():
         optimizer = OPTIMIZERS["adam"]()
         optimizer.build(model.trainable_variables)
 
-    @keras_dist.function
-    def sharded_step(x, y):
-        def loss_fn():
-            losses = keras.losses.sparse_categorical_crossentropy(
-                y, model(x, training=True), from_logits=True
-            )
-            return keras_dist.compute_average_loss(losses)
-
-        loss, gradients = keras_dist.value_and_grad(
-            loss_fn, model.trainable_variables
-        )
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
-    before = functions_named("sharded_step")
+    step = keras_dist.function(step_by_hand(model, optimizer))
+    before = functions_named("step_on_parts")
     batch = chosen.experimental_distribute_values_from_function(
         lambda context: (
             x[context.replica_id_in_sync_group : 16 : 4],
             LABELS[context.replica_id_in_sync_group : 16 : 4],
         )
     )
-    chosen.run(sharded_step, args=batch)
+    chosen.run(step, args=batch)
     (program,) = [
-        each for each in functions_named("sharded_step") if each not in before
+        each for each in functions_named("step_on_parts") if each not in before
     ]
     found = test_sharded.collectives_in(program)
     whole = sum(
