@@ -92,7 +92,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         super().prepare(model)
         if model.built:
             self._split_weights(model)
-            shard_layers(model, self._mesh)
+            shard_layers(model, self._mesh, self.workers.scatter_of_fsdp)
 
     def _split_weights(self, model: keras.Model) -> None:
         """Divides large weights that were not trained when they were made."""

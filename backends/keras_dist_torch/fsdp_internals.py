@@ -17,6 +17,7 @@ If one of them moves, `private` raises an error with its name.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,8 +40,34 @@ private(
 Dtypes = tuple[torch.dtype, torch.dtype]
 
 
+class Scatter:
+    """A reduce-scatter for FSDP, by a function of a (workers, any) tensor."""
+
+    def __init__(self, sum_of_rows: Callable[[Any], Any]) -> None:
+        self._sum_of_rows = sum_of_rows
+
+    def allocate(
+        self, size: Any, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        rows = input_tensor.view(-1, output_tensor.numel())
+        output_tensor.copy_(self._sum_of_rows(rows))
+
+
 def shard_module(
-    module: torch.nn.Module, dtypes: Dtypes, **options: Any
+    module: torch.nn.Module,
+    dtypes: Dtypes,
+    sum_of_rows: Callable[[Any], Any] | None = None,
+    **options: Any,
 ) -> None:
     """Shards a module whose gradients are summed; its class stays as it is.
 
@@ -55,6 +82,8 @@ def shard_module(
     fully_shard(module, reshard_after_forward=True, mp_policy=policy, **options)
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
+    if sum_of_rows is not None:
+        module.set_custom_reduce_scatter(Scatter(sum_of_rows))
     object.__setattr__(module, "__class__", own)
 
 

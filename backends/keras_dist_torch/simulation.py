@@ -40,6 +40,10 @@ class SimulatedWorkers(TorchWorkers):
         self.store = FakeStore()
         self.collectives = Collectives(cluster.num_workers)
 
+    @property
+    def scatter_of_fsdp(self) -> None:
+        """FSDP's own way is what targets of GPUs take."""
+
     def group_name(self) -> str:
         return "fake"  # which `FakeStore`'s module has registered
 

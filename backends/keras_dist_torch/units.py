@@ -9,6 +9,7 @@ read elsewhere are gathered there.
 
 import contextlib
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,8 +79,17 @@ class Live(torch.nn.Module):
             self.register_parameter(name, whole)
 
 
-def shard_layers(model: keras.Model, mesh: DeviceMesh) -> None:
-    """Shards the layers of a built model that are not yet, and the model."""
+SumOfRows = Callable[[torch.Tensor], torch.Tensor] | None
+
+
+def shard_layers(
+    model: keras.Model, mesh: DeviceMesh, sum_of_rows: SumOfRows
+) -> None:
+    """Shards the layers of a built model that are not yet, and the model.
+
+    Gradients are summed by a function of a (workers, any) tensor that returns
+    this worker's row of the sum, or by FSDP itself.
+    """
     layers = new_layers(model)
     for layer in layers:
         _show_layers(layer)
@@ -87,9 +97,9 @@ def shard_layers(model: keras.Model, mesh: DeviceMesh) -> None:
         for inner in hidden_models(layer):
             set_parameters(inner, Live([]))
     for unit, dtypes in _Units(layers).found:
-        _shard(unit, dtypes, mesh)
+        _shard(unit, dtypes, mesh, sum_of_rows)
     if state_of(model) is None:
-        _shard(model, _NO_DTYPES, mesh)
+        _shard(model, _NO_DTYPES, mesh, sum_of_rows)
     make_root(model)
 
 
@@ -180,7 +190,9 @@ def _dtypes(layer: keras.Layer) -> Dtypes:
     return getattr(torch, kept), getattr(torch, chosen)
 
 
-def _shard(module: Any, dtypes: Dtypes, mesh: DeviceMesh) -> None:
+def _shard(
+    module: Any, dtypes: Dtypes, mesh: DeviceMesh, sum_of_rows: SumOfRows
+) -> None:
     for live in _lives(module):
         live.make_whole()
 
@@ -188,7 +200,9 @@ def _shard(module: Any, dtypes: Dtypes, mesh: DeviceMesh) -> None:
         return placement(parameter.shape, mesh.size())
 
     module.register_forward_hook(_own_results)
-    shard_module(module, dtypes, mesh=mesh, shard_placement_fn=shard_of)
+    shard_module(
+        module, dtypes, sum_of_rows, mesh=mesh, shard_placement_fn=shard_of
+    )
     if isinstance(module, keras.Model):
         module.register_forward_hook(forget_order)
 

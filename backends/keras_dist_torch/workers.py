@@ -165,12 +165,23 @@ class TorchWorkers(Workers):
         if wire is not None and rows.dtype == torch.float32:
             arrived = self._all_to_all(rows.to(getattr(torch, wire)))
             return arrived.to(rows.dtype).sum(dim=0)
-        if self._is_nccl:
-            own = torch.empty_like(rows[0])
-            with self.named():
-                self._wait(self.group._reduce_scatter_base(own, rows))
-            return own
-        # Gloo's own reduce-scatter sends as much as an all-reduce.
+        if not self._is_nccl:
+            return self._sum_of_rows(rows)
+        own = torch.empty_like(rows[0])
+        with self.named():
+            self._wait(self.group._reduce_scatter_base(own, rows))
+        return own
+
+    @property
+    def scatter_of_fsdp(self) -> Callable[[Any], Any] | None:
+        """What FSDP sums gradients by, `None` for its own way.
+
+        Gloo's own reduce-scatter sends as much as an all-reduce, and ends the
+        process on tensors of GPUs.
+        """
+        return None if self._is_nccl else self._sum_of_rows
+
+    def _sum_of_rows(self, rows: torch.Tensor) -> torch.Tensor:
         return self._all_to_all(rows).sum(dim=0)
 
     def _all_to_all(self, rows: torch.Tensor) -> torch.Tensor:

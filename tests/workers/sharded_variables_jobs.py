@@ -1,6 +1,7 @@
 """What workers run in `test_sharded_variables.py`."""
 
 import gc
+from unittest import mock
 
 import keras
 import numpy as np
@@ -117,8 +118,8 @@ def bytes_of_tensors():
 
 
 def collectives(_):
-    """How many collectives of FSDP and DTensor a step has, by name: one of
-    `fit`, and one of a replica function."""
+    """How many collectives a step has, by name: one of `fit`, and one of a
+    replica function."""
     # PyTorch can't import this before the modules of FSDP.
     from torch.distributed.tensor.debug import CommDebugMode
 
@@ -135,15 +136,27 @@ def collectives(_):
 
     found = []
     for run in lambda: model.train_on_batch(x, y), lambda: strategy.run(step):
-        with CommDebugMode() as counting:
+        sent = []
+        with CommDebugMode() as counting, _noted(strategy, sent):
             run()
-        found.append(
-            {
-                str(name).rpartition(".")[2]: count
-                for name, count in counting.get_comm_counts().items()
-            }
-        )
+        counts = {
+            str(name).rpartition(".")[2]: count
+            for name, count in counting.get_comm_counts().items()
+        }
+        found.append({**counts, "all_to_all": len(sent)})
     return found
+
+
+def _noted(strategy, sent):
+    """Returns a context manager that notes what goes to all workers."""
+    workers = strategy.executor.workers
+    send = workers._all_to_all
+
+    def noting(rows):
+        sent.append(rows)
+        return send(rows)
+
+    return mock.patch.object(workers, "_all_to_all", noting)
 
 
 def wide_and_batch():
@@ -159,7 +172,10 @@ def measured(_):
     # PyTorch can't import these before the modules of FSDP.
     from keras_dist_torch.measuring import Collectives
     from keras_dist_torch.simulation import measured_step
+    from keras_dist_torch.workers import TorchWorkers
 
+    # GPUs, which are what is simulated, sum in FSDP's own way.
+    TorchWorkers.scatter_of_fsdp = None
     _, model = wide_model()
     data = sharded_models.NUMBERS, sharded_models.CLASSES
     data = keras.tree.map_structure(torch.as_tensor, data)

@@ -162,7 +162,7 @@ def test_each_worker_keeps_its_part_of_weights_that_are_not_trained():
 
 def test_each_layer_is_gathered_once_for_each_pass():
     for each in launched("collectives", None)[0]:
-        assert each == {"_allgather_base_": 8, "_reduce_scatter_base_": 4}
+        assert each == {"_allgather_base_": 8, "all_to_all": 4}
 
 
 def test_a_simulated_step_takes_what_a_real_one_does():
