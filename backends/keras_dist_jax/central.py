@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import keras
 from jax.sharding import SingleDeviceSharding
 
@@ -158,15 +159,57 @@ def send(arrays: Sequence[Any], layout: Layout) -> list[Any]:
 
 def bring(arrays: Sequence[Any], devices: Sequence[Any]) -> list[Any]:
     """Puts arrays, each with whole shards, on one device each."""
+    shards = list(map(_shard, arrays, devices))
     return [
-        put_on([_shard(array, device)], _on(device), (device,))[0]
-        for array, device in zip(arrays, devices, strict=True)
+        put_on([shard], _on(device), (device,))[0]
+        for shard, device in zip(_staged(shards, devices), devices, strict=True)
     ]
 
 
 @functools.cache
 def _on(device: Any) -> SingleDeviceSharding:
     return SingleDeviceSharding(device)
+
+
+def _staged(shards: list[Any], devices: Sequence[Any]) -> list[Any]:
+    """Copies what leaves a GPU to pinned memory, all together.
+
+    Else JAX waits for each copy, before the next one starts.
+    """
+    stages = {
+        index: stage
+        for index, (shard, device) in enumerate(
+            zip(shards, devices, strict=True)
+        )
+        if (stage := _stage(shard, device)) is not None
+    }
+    if stages:
+        leaving = [shards[index] for index in stages]
+        pinned = jax.device_put(leaving, list(stages.values()))
+        for index, shard in zip(stages, pinned, strict=True):
+            shards[index] = shard
+    return shards
+
+
+def _stage(shard: Any, target: Any) -> SingleDeviceSharding | None:
+    if is_described(shard):
+        return None
+    (source,) = shard.devices()
+    return pinned_memory(source) if are_apart(source, target) else None
+
+
+def are_apart(source: Any, target: Any) -> bool:
+    """Tells whether a copy leaves a GPU for the host."""
+    return bool(source.platform != "cpu" and target.platform == "cpu")
+
+
+@functools.cache
+def pinned_memory(device: Any) -> SingleDeviceSharding | None:
+    """Returns the host's memory that a device copies to by itself, if any."""
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    if "pinned_host" not in kinds:
+        return None
+    return SingleDeviceSharding(device, memory_kind="pinned_host")
 
 
 def _shard(array: Any, device: Any) -> Any:

@@ -72,6 +72,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
 
     def __init__(self, plan: Plan, workers: TorchWorkers) -> None:
         super().__init__(plan, workers)
+        workers.check_fsdp(self._home.type)
         self._mesh = mesh_of(workers, self._home.type)
         # FSDP's hooks, as they are.
         self._step = torch._dynamo.disable(self._run_step)

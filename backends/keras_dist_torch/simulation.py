@@ -44,6 +44,9 @@ class SimulatedWorkers(TorchWorkers):
     def scatter_of_fsdp(self) -> None:
         """FSDP's own way is what targets of GPUs take."""
 
+    def check_fsdp(self, device_type: str) -> None:
+        """Targets of several GPUs have NCCL."""
+
     def group_name(self) -> str:
         return "fake"  # which `FakeStore`'s module has registered
 

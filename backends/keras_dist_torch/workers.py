@@ -176,10 +176,21 @@ class TorchWorkers(Workers):
     def scatter_of_fsdp(self) -> Callable[[Any], Any] | None:
         """What FSDP sums gradients by, `None` for its own way.
 
-        Gloo's own reduce-scatter sends as much as an all-reduce, and ends the
-        process on tensors of GPUs.
+        Gloo's own reduce-scatter sends as much as an all-reduce.
         """
         return None if self._is_nccl else self._sum_of_rows
+
+    def check_fsdp(self, device_type: str) -> None:
+        """Raises if FSDP's collectives would end the process."""
+        if device_type == "cpu" or self._is_nccl:
+            return
+        raise ClusterError(
+            "Workers with GPUs need NCCL to keep variables in parts: on "
+            "tensors of GPUs, gloo ends the process. Received: "
+            "variables='sharded', and workers that share a GPU or use "
+            "implementation=RING. Expected: a GPU for each worker, for "
+            "instance with CUDA_VISIBLE_DEVICES, and implementation=AUTO."
+        )
 
     def _sum_of_rows(self, rows: torch.Tensor) -> torch.Tensor:
         return self._all_to_all(rows).sum(dim=0)

@@ -51,12 +51,6 @@ def state_of(model, history=None):
     return state
 
 
-def weights_of(model, history):
-    """Returns a model's whole weights and its history by name, as arrays."""
-    state = dict(enumerate(model.get_weights()))
-    return {**state, **{k: np.asarray(v) for k, v in history.items()}}
-
-
 def assert_same(actual, expected, tolerance=TOLERANCE):
     """Compares two states; an error names the worst entry."""
     worst, place = farthest(actual, expected)

@@ -141,6 +141,30 @@ def test_speed_of_copies_from_the_host(facts):
         assert "pinned_host" in kinds
 
 
+@pytest.mark.skipif(BACKEND != "jax", reason="Kinds of memory are JAX's.")
+def test_gradients_leave_the_gpu_together(monkeypatch):
+    """A step sends them by one call, to memory that the GPU can write."""
+    from keras_dist_jax import central as jax_central
+
+    with central().scope():
+        model = trained(large_model())
+    if places.IS_REHEARSAL:
+        monkeypatch.setattr(jax_central, "are_apart", lambda a, b: a != b)
+    calls = []
+    stage = jax_central.jax.device_put
+
+    def counted(arrays, *args, **kwargs):
+        if isinstance(arrays, list):
+            calls.append(len(arrays))
+        return stage(arrays, *args, **kwargs)
+
+    monkeypatch.setattr(jax_central.jax, "device_put", counted)
+    trained(model, steps=1)
+    # At the end of `fit` metrics may come once more.
+    assert max(calls) >= len(model.trainable_variables)
+    assert calls.count(max(calls)) == 1
+
+
 def test_time_of_a_step(facts):
     """Notes the price of central storage, for a model of 1M parameters."""
     times = {}

@@ -18,6 +18,7 @@ STRATEGIES = {
 }
 # Numbers of 11 and of 8 bits.
 TOLERANCES = {"mixed_float16": 2e-2, "mixed_bfloat16": 1e-1}
+MOST_ROWS = 2.5
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -29,6 +30,9 @@ def test_mixed_precision(name, policy):
         )
     model, history = numbers.trained(STRATEGIES[name](), "mlp", policy=policy)
     state = numbers.state_of(model, history)
+    # A row between two classes may count as either.
+    right, expected_right = state.pop("accuracy"), expected.pop("accuracy")
+    assert np.abs(right - expected_right).max() <= MOST_ROWS / numbers.ROWS
     numbers.assert_same(state, expected, TOLERANCES[policy])
     assert all(v.dtype == "float32" for v in model.trainable_variables)
     assert model.layers[0].compute_dtype == policy.removeprefix("mixed_")

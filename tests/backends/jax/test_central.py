@@ -11,6 +11,7 @@ from central_models import size_of
 from central_models import variables_of
 
 import keras_dist
+from keras_dist_jax import central
 from parity import harness
 
 SETUPS = pytest.mark.parametrize(
@@ -234,3 +235,30 @@ def test_batches_that_are_padded_alike_have_their_own_rows(data, make):
         return harness.state_of(model)
 
     harness.assert_same(trained(2), trained(None))
+
+
+def test_copies_by_pinned_memory_are_the_same(data, monkeypatch):
+    """What a GPU's values take to the host; the CPU has such memory too."""
+
+    def weights_and_losses():
+        keras.utils.set_random_seed(1)
+        strategy = keras_dist.CentralStorageStrategy(["cpu:0"], "cpu:3")
+        with strategy.scope():
+            model = classifier()
+        history = model.fit(*data, batch_size=16, epochs=2, verbose=0)
+        assert_at_rest(strategy, variables_of(model))
+        return [*model.get_weights(), *history.history["loss"]]
+
+    expected = weights_and_losses()
+    staged = []
+    monkeypatch.setattr(central, "are_apart", lambda here, there: here != there)
+    stage = central.pinned_memory
+    monkeypatch.setattr(
+        central,
+        "pinned_memory",
+        lambda device: staged.append(device) or stage(device),
+    )
+    for value, other in zip(weights_and_losses(), expected, strict=True):
+        np.testing.assert_array_equal(value, other)
+    assert staged
+    assert stage(jax.devices()[0]).memory_kind == "pinned_host"

@@ -231,3 +231,13 @@ def _has_address(host):
 def test_a_worker_without_an_address_finds_its_own(leader, own):
     cluster = Cluster(1, leader, (leader, ""))
     assert stores.own_host(cluster) == own
+
+
+def test_gloo_on_gpus_is_refused_for_variables_in_parts():
+    alone = object.__new__(workers.TorchWorkers)
+    alone._is_nccl = False
+    with pytest.raises(keras_dist.ClusterError, match="a GPU for each worker"):
+        alone.check_fsdp("cuda")
+    alone.check_fsdp("cpu")
+    alone._is_nccl = True
+    alone.check_fsdp("cuda")
