@@ -5,6 +5,9 @@ of a layer, `_track_variables`, which fills it, `_layers`, which has the layers
 that PyTorch does not see, and `_functional`, the other model of a Sequential.
 What an optimizer computes from parts is written by `_direct_assign`.
 
+`TorchEpochIterator` reads the batches of `fit`, from the array of data that an
+`ArrayDataAdapter` has as `_inputs`.
+
 `_initialize_with_initializer` makes the value of a variable, and
 `TorchParallelOptimizer` updates many variables by one call.
 """
@@ -16,6 +19,7 @@ from typing import Any
 import keras
 import torch
 
+from keras_dist.internals.keras_data import GeneratorDataAdapter
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.overrides import as_hook
@@ -29,6 +33,7 @@ ParallelOptimizer = private(
     ".TorchParallelOptimizer"
 )
 private("keras.Variable._initialize_with_initializer")
+_EpochIterator = private("keras.src.backend.torch.trainer.TorchEpochIterator")
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
@@ -106,6 +111,25 @@ def hook_initialization(device_of: Callable[[Any], str | None]) -> None:
         original(self, initializer if device is None else on_device)
 
     keras.Variable._initialize_with_initializer = _initialize_with_initializer
+
+
+@functools.cache
+def hook_batches(fed: Callable[[Any, bool], Any]) -> None:
+    """Has trainers read `fed(batches, is_once)` in place of their batches.
+
+    With `is_once`, the next `fit` goes on with the same iterator. Arrays that
+    are on a GPU already are not fed.
+    """
+
+    @as_hook
+    def read(original: Any, self: Any, /) -> Any:
+        adapter, batches = self.data_adapter, original(self)
+        arrays = keras.tree.flatten(getattr(adapter, "_inputs", None))
+        if any(isinstance(a, torch.Tensor) and a.is_cuda for a in arrays):
+            return batches
+        return fed(batches, isinstance(adapter, GeneratorDataAdapter))
+
+    _EpochIterator._get_iterator = read(_EpochIterator._get_iterator)
 
 
 def forget_parameter(variable: keras.Variable) -> None:

@@ -1,5 +1,7 @@
 """The executor for one device, plain Keras, and the base of all executors."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -13,6 +15,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.workers import Workers
+from keras_dist_torch import feeding
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.compiler import snapshot
 from keras_dist_torch.compiler import value_now
@@ -76,8 +79,14 @@ class TorchExecutor(Executor):
     def creation_scope(self) -> Any:
         return keras_device(self.plan.primary)
 
-    def execution_scope(self) -> Any:
-        return keras_device(self.plan.primary)
+    @contextlib.contextmanager
+    def execution_scope(self) -> Iterator[None]:
+        with keras_device(self.plan.primary), self._feeding():
+            yield
+
+    def _feeding(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which the batches of `fit` are sent ahead."""
+        return feeding.to_gpu(torch_device(self.plan.primary), self)
 
     def default_device(self) -> str | None:
         return device_scope()
@@ -88,10 +97,10 @@ class TorchExecutor(Executor):
     def put(self, value: Any, device: Device) -> torch.Tensor:
         own = torch_device(device)
         if isinstance(value, torch.Tensor):
-            return value.to(own)
-        with keras.device(str(own)):
+            return feeding.sent(value, own)
+        with keras.device("cpu"):
             tensor: torch.Tensor = ops.convert_to_tensor(value)
-        return tensor.to(own)
+        return feeding.sent(tensor, own)
 
     def bring(self, value: Any, index: int) -> Any:
         device = torch_device(self.plan.devices[index])

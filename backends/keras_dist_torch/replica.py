@@ -151,7 +151,7 @@ def cut(batch: Any, rows: slice, device: torch.device) -> Any:
         # `data`, because slices of one tensor share a version counter: autograd
         # would take an in-place change of one, as Keras makes to weights, for
         # a change of the others.
-        return own.data.to(device)
+        return feeding.sent(own.data, device)
 
     return nests.map_leaves(part, batch)
 

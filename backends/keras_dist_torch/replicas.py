@@ -30,6 +30,7 @@ from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
+from keras_dist_torch import feeding
 from keras_dist_torch import transfers
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import install
@@ -117,6 +118,11 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             return contextlib.nullcontext()
         weights = [share.weight for share in shares]
         return Overlap(self.workers, self._home, weights)
+
+    def _feeding(self) -> contextlib.AbstractContextManager[None]:
+        # Each replica's rows are sent when its step begins.
+        is_gpu = any(device.type == "cuda" for device in self._devices)
+        return feeding.from_host() if is_gpu else contextlib.nullcontext()
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         lengths = lengths_of(batch)

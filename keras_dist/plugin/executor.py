@@ -42,6 +42,9 @@ class Executor(ABC):
     # True if a model outside any strategy may train layers that it shares
     # with a distributed model.
     shares_layers = True
+    # How many batches `fit` sends to devices before their steps, if the
+    # program would wait for the copies otherwise.
+    batches_ahead = 1
 
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         self.plan = plan

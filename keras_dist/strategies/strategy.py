@@ -189,6 +189,34 @@ class Strategy(DeprecatedMethods):
         bind_model(model, self).claim()
         return model
 
+    @property
+    def batches_ahead(self) -> int:
+        """Number of batches that `fit` sends to a GPU ahead: 0, 1 or 2.
+
+        It is 1, and can be set before `fit`. A batch that is sent ahead is
+        copied while the GPU computes the step before it, and takes memory
+        there. Data is read that much earlier, except from generators. Only
+        PyTorch on one GPU needs it: JAX and TensorFlow copy without waiting.
+
+        Raises:
+            ValueError: If it is set to anything but 0, 1 or 2.
+
+        Example:
+
+        >>> strategy = keras_dist.OneDeviceStrategy("cpu:0")
+        >>> strategy.batches_ahead = 2
+        """
+        return self._executor.batches_ahead
+
+    @batches_ahead.setter
+    def batches_ahead(self, number: int) -> None:
+        if number not in (0, 1, 2) or isinstance(number, bool):
+            raise ValueError(
+                "`batches_ahead` is the number of batches that `fit` sends to "
+                f"a GPU ahead. Received: {number!r}. Expected: 0, 1 or 2."
+            )
+        self._executor.batches_ahead = number
+
     def devices_of(self, variable: keras.Variable) -> tuple[str, ...]:
         """Returns the names of the devices that hold a copy of a variable.
 

@@ -1,0 +1,127 @@
+"""Batches that are copied to a GPU while it computes a step.
+
+A copy from ordinary memory makes the program wait for all that the GPU has to
+do. So batches are read on the host, copied to pinned memory, and sent from
+there; for one device, by a stream of their own.
+"""
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import torch
+
+from keras_dist.core.context import replaced
+from keras_dist.core.nests import map_leaves
+from keras_dist.plugin.executor import Executor
+from keras_dist_torch.keras_internals import hook_batches
+
+# Starts to copy a batch; the result gives the copy to the GPU's next step.
+Send = Callable[[Any], Callable[[], Any]]
+
+
+class _Now(threading.local):
+    send: Send | None = None
+    ahead = 0
+
+
+_now = _Now()
+
+
+@contextlib.contextmanager
+def to_gpu(device: torch.device, executor: Executor) -> Iterator[None]:
+    """Has trainers send batches to a GPU, while it computes, inside."""
+    if device.type == "cpu":
+        yield
+        return
+    hook_batches(_fed)
+    send = Lane(device).send
+    with replaced(_now, send=send, ahead=executor.batches_ahead):
+        yield
+
+
+@contextlib.contextmanager
+def from_host() -> Iterator[None]:
+    """Has trainers read batches on the host, which steps send, inside."""
+    hook_batches(_fed)
+    with replaced(_now, send=lambda batch: lambda: batch, ahead=0):
+        yield
+
+
+def _fed(batches: Iterable[Any], is_once: bool) -> Iterable[Any]:
+    if _now.send is None:
+        return batches
+    return sent_ahead(batches, _now.send, 0 if is_once else _now.ahead)
+
+
+class Lane:
+    """A stream that copies batches to a GPU, in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def send(self, batch: Any) -> Callable[[], Any]:
+        with torch.cuda.stream(self._stream):
+            copy = map_leaves(self._sent, batch)
+            done = self._stream.record_event()
+
+        def arrive() -> Any:
+            # The GPU waits, and not the program.
+            step = torch.cuda.current_stream(self._device)
+            step.wait_event(done)
+            map_leaves(lambda leaf: _is_used_by(step, leaf), copy)
+            return copy
+
+        return arrive
+
+    def _sent(self, leaf: Any) -> Any:
+        is_tensor = isinstance(leaf, torch.Tensor)
+        return sent(leaf, self._device) if is_tensor else leaf
+
+
+def _is_used_by(stream: torch.cuda.Stream, leaf: Any) -> None:
+    """Keeps a tensor's memory until the stream has done what it has now."""
+    if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+        leaf.record_stream(stream)
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Returns a tensor on a device; the program does not wait for a GPU."""
+    is_here = tensor.device.type == "cpu"
+    # A copy in pinned memory would have no gradients.
+    if device.type == "cpu" or not is_here or tensor.requires_grad:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def sent_ahead(
+    batches: Iterable[Any], send: Send, ahead: int
+) -> Iterator[Any]:
+    """Yields batches that were sent; the next ones are under way by then.
+
+    An error in reading is raised where its batch would be yielded.
+    """
+    on_the_way: collections.deque[Callable[[], Any]] = collections.deque()
+    reading, is_over, error = iter(batches), False, None
+    while True:
+        while not is_over and len(on_the_way) <= ahead:
+            try:
+                with keras.device("cpu"):
+                    batch = next(reading)
+            except StopIteration:
+                is_over = True
+            except Exception as failure:
+                is_over, error = True, failure
+            else:
+                on_the_way.append(send(batch))
+        if not on_the_way:
+            break
+        yield on_the_way.popleft()()
+    if error is not None:
+        raise error

@@ -1,0 +1,146 @@
+"""Batches are copied to a GPU while it computes; here the GPU is made up."""
+
+import keras
+import numpy as np
+import pytest
+import torch
+
+import keras_dist
+from keras_dist_torch import feeding
+
+
+class Device:
+    """A slow device: it notes what it is told to do, and does it at once."""
+
+    def __init__(self):
+        self.events = []
+
+    def send(self, batch):
+        self.events.append(("copy", batch))
+        return lambda: batch
+
+    def compute(self, batch):
+        self.events.append(("compute", batch))
+
+
+def events(ahead, batches=range(4)):
+    device = Device()
+    for batch in feeding.sent_ahead(batches, device.send, ahead):
+        device.compute(batch)
+    return device.events
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_the_next_copies_begin_before_a_step(ahead):
+    found = events(ahead)
+    assert sorted(found) == sorted(
+        (kind, batch) for kind in ("copy", "compute") for batch in range(4)
+    )
+    for batch in range(4):
+        at = found.index(("compute", batch))
+        copied = [each for kind, each in found[:at] if kind == "copy"]
+        assert copied == list(range(min(batch + ahead + 1, 4)))
+
+
+def test_an_error_comes_where_its_batch_would():
+    def failing():
+        yield 0
+        yield 1
+        raise OSError("no more")
+
+    device = Device()
+    with pytest.raises(OSError, match="no more"):
+        for batch in feeding.sent_ahead(failing(), device.send, 2):
+            device.compute(batch)
+    done = [batch for kind, batch in device.events if kind == "compute"]
+    assert done == [0, 1]
+
+
+class Lane:
+    """Stands for the stream that copies to a GPU."""
+
+    def __init__(self, device):
+        self.sent = []
+        LANES.append(self)
+
+    def send(self, batch):
+        leaves = keras.tree.flatten(batch)
+        self.sent.append([(leaf.device.type, len(leaf)) for leaf in leaves])
+        return lambda: batch
+
+
+LANES = []
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Makes `fit` take the CPU for a GPU, as far as batches go."""
+    LANES.clear()
+    monkeypatch.setattr(feeding, "Lane", Lane)
+    to_gpu = feeding.to_gpu
+    monkeypatch.setattr(
+        feeding,
+        "to_gpu",
+        lambda device, executor: to_gpu(torch.device("cuda"), executor),
+    )
+
+
+def fitted(data, **settings):
+    keras.utils.set_random_seed(1)
+    strategy = keras_dist.OneDeviceStrategy("cpu:0")
+    strategy.batches_ahead = settings.pop("ahead", 1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(*data, verbose=0, shuffle=False, **settings)
+    return model.get_weights()
+
+
+X = np.random.default_rng(0).normal(size=(10, 3)).astype("float32")
+Y = X[:, :1].copy()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_fit_sends_batches_ahead_with_the_same_numbers(gpu, ahead):
+    found = fitted((X, Y), batch_size=4, epochs=2, ahead=ahead)
+    (lane,) = LANES
+    # Keras looks at the first batch, to build the optimizer.
+    assert lane.sent[-6:] == 2 * [2 * [("cpu", n)] for n in (4, 4, 2)]
+    assert len(lane.sent) == 6 + ahead + 1
+    for got, want in zip(found, plain(), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def plain():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def test_a_generator_is_not_read_ahead(gpu):
+    read = []
+
+    def batches():
+        while True:
+            read.append(len(read))
+            yield X[:4], Y[:4]
+
+    source = batches()
+    fitted((source,), steps_per_epoch=3, epochs=2, ahead=2)
+    assert len(read) == 6
+
+
+def test_gradients_are_kept():
+    value = torch.ones(2, requires_grad=True)
+    feeding.sent(value, torch.device("cpu")).sum().backward()
+    assert value.grad.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("number", [-1, 3, True, "1", None])
+def test_other_numbers_are_refused(number):
+    strategy = keras_dist.OneDeviceStrategy("cpu:0")
+    with pytest.raises(ValueError, match="0, 1 or 2"):
+        strategy.batches_ahead = number
+    assert strategy.batches_ahead == 1
