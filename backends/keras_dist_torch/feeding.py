@@ -2,15 +2,17 @@
 
 A copy from ordinary memory makes the program wait for all that the GPU has to
 do. So batches are read on the host, copied to pinned memory, and sent from
-there; for one device, by a stream of their own.
+there; for one device, by a stream and, where nobody can tell, a thread of
+their own.
 """
 
-import collections
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -26,8 +28,9 @@ Send = Callable[[Any], Callable[[], Any]]
 
 
 class _Now(threading.local):
-    send: Send | None = None
-    ahead = 0
+    def __init__(self) -> None:
+        self.send: Send | None = None
+        self.ahead = 0
 
 
 _now = _Now()
@@ -53,10 +56,11 @@ def from_host() -> Iterator[None]:
         yield
 
 
-def _fed(batches: Iterable[Any], is_once: bool) -> Iterable[Any]:
+def _fed(batches: Iterable[Any], may_read_ahead: bool) -> Iterable[Any]:
     if _now.send is None:
         return batches
-    return sent_ahead(batches, _now.send, 0 if is_once else _now.ahead)
+    ahead = _now.ahead if may_read_ahead else 0
+    return sent_ahead(batches, _now.send, ahead)
 
 
 class Lane:
@@ -100,28 +104,34 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def sent_ahead(
-    batches: Iterable[Any], send: Send, ahead: int
-) -> Iterator[Any]:
+def sent_ahead(batches: Iterable[Any], send: Send, ahead: int) -> Iterator[Any]:
     """Yields batches that were sent; the next ones are under way by then.
 
-    An error in reading is raised where its batch would be yielded.
+    What is read ahead is read and sent by a thread.
     """
-    on_the_way: collections.deque[Callable[[], Any]] = collections.deque()
-    reading, is_over, error = iter(batches), False, None
-    while True:
-        while not is_over and len(on_the_way) <= ahead:
-            try:
-                with keras.device("cpu"):
-                    batch = next(reading)
-            except StopIteration:
-                is_over = True
-            except Exception as failure:
-                is_over, error = True, failure
-            else:
-                on_the_way.append(send(batch))
-        if not on_the_way:
-            break
-        yield on_the_way.popleft()()
-    if error is not None:
-        raise error
+    reading = iter(batches)
+
+    def read() -> Any:
+        with keras.device("cpu"):
+            batch = next(reading, _END)
+        return _END if batch is _END else send(batch)
+
+    if not ahead:
+        while (arrive := read()) is not _END:
+            yield arrive()
+        return
+    pool = ThreadPoolExecutor(1, "keras_dist_reader")
+    try:
+        under_way = deque(pool.submit(read) for _ in range(ahead))
+        while True:
+            under_way.append(pool.submit(read))
+            # An error is raised where its batch would be yielded.
+            arrive = under_way.popleft().result()
+            if arrive is _END:
+                return
+            yield arrive()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_END = object()

@@ -5,8 +5,8 @@ of a layer, `_track_variables`, which fills it, `_layers`, which has the layers
 that PyTorch does not see, and `_functional`, the other model of a Sequential.
 What an optimizer computes from parts is written by `_direct_assign`.
 
-`TorchEpochIterator` reads the batches of `fit`, from the array of data that an
-`ArrayDataAdapter` has as `_inputs`.
+`TorchEpochIterator` reads the batches of `fit`. Those of arrays are rows of an
+`ArrayDataAdapter`'s `_inputs`, in the order of its `_shuffle`.
 
 `_initialize_with_initializer` makes the value of a variable, and
 `TorchParallelOptimizer` updates many variables by one call.
@@ -19,7 +19,6 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.internals.keras_data import GeneratorDataAdapter
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.overrides import as_hook
@@ -33,6 +32,9 @@ ParallelOptimizer = private(
     ".TorchParallelOptimizer"
 )
 private("keras.Variable._initialize_with_initializer")
+_ArrayAdapter = private(
+    "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter"
+)
 _EpochIterator = private("keras.src.backend.torch.trainer.TorchEpochIterator")
 
 
@@ -115,19 +117,21 @@ def hook_initialization(device_of: Callable[[Any], str | None]) -> None:
 
 @functools.cache
 def hook_batches(fed: Callable[[Any, bool], Any]) -> None:
-    """Has trainers read `fed(batches, is_once)` in place of their batches.
+    """Has trainers read `fed(batches, may_read_ahead)` as their batches.
 
-    With `is_once`, the next `fit` goes on with the same iterator. Arrays that
-    are on a GPU already are not fed.
+    Of users' own iterators, and of what draws random numbers for each batch,
+    nothing may be read before it is needed. Arrays that are on a GPU already
+    are not fed.
     """
 
     @as_hook
     def read(original: Any, self: Any, /) -> Any:
         adapter, batches = self.data_adapter, original(self)
-        arrays = keras.tree.flatten(getattr(adapter, "_inputs", None))
+        is_array = isinstance(adapter, _ArrayAdapter)
+        arrays = keras.tree.flatten(adapter._inputs if is_array else None)
         if any(isinstance(a, torch.Tensor) and a.is_cuda for a in arrays):
             return batches
-        return fed(batches, isinstance(adapter, GeneratorDataAdapter))
+        return fed(batches, is_array and adapter._shuffle != "batch")
 
     _EpochIterator._get_iterator = read(_EpochIterator._get_iterator)
 

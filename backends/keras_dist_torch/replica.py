@@ -17,6 +17,7 @@ from keras_dist.plugin.threads import Round
 from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import outside_replicas
+from keras_dist_torch import feeding
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import Derivatives

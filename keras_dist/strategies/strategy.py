@@ -193,10 +193,10 @@ class Strategy(DeprecatedMethods):
     def batches_ahead(self) -> int:
         """Number of batches that `fit` sends to a GPU ahead: 0, 1 or 2.
 
-        It is 1, and can be set before `fit`. A batch that is sent ahead is
-        copied while the GPU computes the step before it, and takes memory
-        there. Data is read that much earlier, except from generators. Only
-        PyTorch on one GPU needs it: JAX and TensorFlow copy without waiting.
+        It is 1, and can be set before `fit`. Such a batch is read and copied
+        while the GPU computes the step before it, and takes memory there. It
+        is for arrays on PyTorch with one GPU: JAX and TensorFlow copy without
+        waiting, and other data is read when it is needed.
 
         Raises:
             ValueError: If it is set to anything but 0, 1 or 2.

@@ -1,5 +1,7 @@
 """Batches are copied to a GPU while it computes; here the GPU is made up."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -8,38 +10,50 @@ import torch
 import keras_dist
 from keras_dist_torch import feeding
 
+BATCHES = 5
+
 
 class Device:
-    """A slow device: it notes what it is told to do, and does it at once."""
+    """A device whose steps end when all that may be copied ahead is there."""
 
-    def __init__(self):
-        self.events = []
+    def __init__(self, ahead):
+        self._ahead = ahead
+        self._changed = threading.Condition()
+        self.copied, self.computed = [], []
 
     def send(self, batch):
-        self.events.append(("copy", batch))
+        with self._changed:
+            self.copied.append(batch)
+            self._changed.notify_all()
         return lambda: batch
 
     def compute(self, batch):
-        self.events.append(("compute", batch))
-
-
-def events(ahead, batches=range(4)):
-    device = Device()
-    for batch in feeding.sent_ahead(batches, device.send, ahead):
-        device.compute(batch)
-    return device.events
+        wanted = min(batch + 1 + self._ahead, BATCHES)
+        with self._changed:
+            arrived = self._changed.wait_for(
+                lambda: len(self.copied) >= wanted, timeout=100
+            )
+        self.computed.append(batch)
+        assert arrived
+        # No more than these, however long a step takes.
+        assert self.copied == list(range(wanted))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
-def test_the_next_copies_begin_before_a_step(ahead):
-    found = events(ahead)
-    assert sorted(found) == sorted(
-        (kind, batch) for kind in ("copy", "compute") for batch in range(4)
-    )
-    for batch in range(4):
-        at = found.index(("compute", batch))
-        copied = [each for kind, each in found[:at] if kind == "copy"]
-        assert copied == list(range(min(batch + ahead + 1, 4)))
+def test_the_next_batches_are_copied_during_a_step(ahead):
+    device = Device(ahead)
+    for batch in feeding.sent_ahead(range(BATCHES), device.send, ahead):
+        device.compute(batch)
+    assert device.computed == device.copied == list(range(BATCHES))
+
+
+def test_a_loop_that_ends_early_leaves_no_thread():
+    device = Device(2)
+    batches = feeding.sent_ahead(range(BATCHES), device.send, 2)
+    device.compute(next(batches))
+    batches.close()
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("keras_dist_reader")]
 
 
 def test_an_error_comes_where_its_batch_would():
@@ -48,11 +62,10 @@ def test_an_error_comes_where_its_batch_would():
         yield 1
         raise OSError("no more")
 
-    device = Device()
+    done = []
     with pytest.raises(OSError, match="no more"):
-        for batch in feeding.sent_ahead(failing(), device.send, 2):
-            device.compute(batch)
-    done = [batch for kind, batch in device.events if kind == "compute"]
+        for batch in feeding.sent_ahead(failing(), Device(2).send, 2):
+            done.append(batch)
     assert done == [0, 1]
 
 
