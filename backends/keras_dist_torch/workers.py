@@ -174,7 +174,7 @@ class TorchWorkers(Workers):
 
     @property
     def scatter_of_fsdp(self) -> Callable[[Any], Any] | None:
-        """What FSDP sums gradients by, `None` for its own way.
+        """Returns what sums FSDP's gradients, `None` for its own way.
 
         Gloo's own reduce-scatter sends as much as an all-reduce.
         """
