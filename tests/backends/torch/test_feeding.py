@@ -119,7 +119,7 @@ def test_fit_sends_batches_ahead_with_the_same_numbers(gpu, ahead):
     (lane,) = LANES
     # Keras looks at the first batch, to build the optimizer.
     assert lane.sent[-6:] == 2 * [2 * [("cpu", n)] for n in (4, 4, 2)]
-    assert len(lane.sent) == 6 + ahead + 1
+    assert 6 < len(lane.sent) <= 6 + ahead + 1
     for got, want in zip(found, plain(), strict=True):
         np.testing.assert_array_equal(got, want)
 
