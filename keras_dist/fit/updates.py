@@ -45,7 +45,7 @@ def update(
         step.check_update([*optimizer.variables, *(variables or [])], trained)
         _check_gradients_add_up(step, trained)
         if not optimizer.built:
-            with step.runner.building():
+            with step.runner.building(), step.strategy.scope():
                 optimizer.build(variables)
         runner = step.runner
         weights = [share.weight for share in shares]

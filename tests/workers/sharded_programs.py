@@ -12,6 +12,7 @@ from keras import layers
 from keras import ops
 
 import keras_dist
+from keras_dist.replica.variables import ShardedVariable
 from parity.harness import flat
 from parity.harness import set_initial_weights
 from parity.harness import state_of
@@ -155,6 +156,11 @@ def adversaries(scope, optimizer):
         set_initial_weights(model)
         model.compile(OPTIMIZERS[optimizer](), OPTIMIZERS[optimizer]())
     model.fit(NUMBERS, CLASSES, 5, epochs=3, shuffle=False, verbose=0)
+    if isinstance(model.generator.layers[0].kernel, ShardedVariable):
+        # Its first step has made the slots, as it would make the weights.
+        slots = [v for v in model.second.variables if len(v.shape) == 2]
+        kinds = {type(slot) for slot in slots}
+        assert kinds == {ShardedVariable}, kinds
     return state_of(model)
 
 
