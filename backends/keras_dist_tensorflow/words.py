@@ -1,6 +1,6 @@
-"""What tensors travel as, because TensorFlow's collectives have few dtypes.
+"""Conversions of tensors for TensorFlow's collectives, which have few dtypes.
 
-Sums travel in one of their dtypes, gathered tensors as 32-bit words.
+Sums travel in one of them, gathered tensors as 32-bit words.
 """
 
 from collections.abc import Sequence

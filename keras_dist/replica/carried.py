@@ -23,7 +23,7 @@ class CarriesScalars(ABC):
     @property
     @abstractmethod
     def carries_scalars(self) -> bool:
-        """Whether it does, exactly, among these workers."""
+        """True if it does so among these workers, exactly."""
 
     @abstractmethod
     def sum_and_gather(
