@@ -34,6 +34,12 @@ _TAKEN_OVER = (
     tf.compat.v1.distribute.OneDeviceStrategy,
 )
 
+_OF_TPUS = (
+    tf.distribute.TPUStrategy,
+    tf.distribute.experimental.TPUStrategy,
+    tf.compat.v1.distribute.experimental.TPUStrategy,
+)
+
 
 class TensorFlowBackend(Backend, Differentiates):
     """The `Backend` over TensorFlow's logical devices."""
@@ -118,6 +124,14 @@ class TensorFlowBackend(Backend, Differentiates):
         )
 
     def plan_of_native(self, strategy: Any) -> Plan:
+        if isinstance(strategy, _OF_TPUS):
+            raise TypeError(
+                "A strategy of TPUs can't be taken over: TensorFlow traces "
+                "one program for all cores, and keras_dist traces one for "
+                f"each replica. Received: {strategy!r} of type "
+                f"{type(strategy).__name__}. Use `keras_dist.TPUStrategy`, "
+                "with KERAS_BACKEND=jax."
+            )
         if not isinstance(strategy, _TAKEN_OVER):
             raise TypeError(
                 "Only a tf.distribute strategy with one worker and a copy of "

@@ -30,6 +30,7 @@ from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.replica import named
 from keras_dist.plugin.runner import StepRunner
+from keras_dist.replica.carried import CarriesScalars
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.state import current_call
 from keras_dist_tensorflow import keras_internals
@@ -39,6 +40,7 @@ from keras_dist_tensorflow.batches import FirstSeen
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
+from keras_dist_tensorflow.gradients import sum_and_gather
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.natives import on_device
@@ -55,7 +57,7 @@ from keras_dist_tensorflow.workers import TensorFlowWorkers
 T = TypeVar("T")
 
 
-class StepExecutor(TensorFlowExecutor, StepRunner):
+class StepExecutor(TensorFlowExecutor, StepRunner, CarriesScalars):
     """Runs steps on replicas; subclasses keep variables and `play`."""
 
     updater: Any
@@ -206,14 +208,40 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
+        sums = self._weighted_sums(gradients, weights, variables)
+        with on_device(self.plan.primary):
+            return sum_over_workers(sums, self.workers)
+
+    @property
+    def carries_scalars(self) -> bool:
+        return self.workers is not None and self.workers.options.dtype is None
+
+    def sum_and_gather(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+        scalars: Sequence[Any],
+    ) -> tuple[list[Any], list[list[Any]]]:
+        assert self.workers is not None
+        sums = self._weighted_sums(gradients, weights, variables)
+        with on_device(self.plan.primary):
+            return sum_and_gather(sums, self.workers, scalars)
+
+    def _weighted_sums(
+        self,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
         sums = []
         for variable, *column in zip(variables, *gradients, strict=True):
             # An optimizer may have a `tf.Variable`, which has no path.
             name = getattr(variable, "path", variable.name)
             with on_device(self.keeper(variable)):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
-        with on_device(self.plan.primary):
-            return sum_over_workers(sums, self.workers)
+        return sums
 
     def left_scope(self) -> contextlib.AbstractContextManager[None]:
         return one_copy()

@@ -1,7 +1,4 @@
-"""Communication between workers, by TensorFlow's collectives.
-
-They support few dtypes: gathered tensors travel as 32-bit words.
-"""
+"""Communication between workers, by TensorFlow's collectives."""
 
 import contextlib
 import math
@@ -26,6 +23,14 @@ from keras_dist_tensorflow.cluster import listen_to_own_address
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
 from keras_dist_tensorflow.natives import apart
+from keras_dist_tensorflow.words import SUMMED
+from keras_dist_tensorflow.words import from_words
+from keras_dist_tensorflow.words import received
+from keras_dist_tensorflow.words import sendable
+from keras_dist_tensorflow.words import shape_of
+from keras_dist_tensorflow.words import size_of
+from keras_dist_tensorflow.words import to_words
+from keras_dist_tensorflow.words import with_shape_of
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
@@ -63,9 +68,9 @@ class TensorFlowWorkers(Workers):
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             sent = [
-                _sendable(t, tf.as_dtype(wire))
+                sendable(t, tf.as_dtype(wire))
                 if wire and t.dtype == tf.float32
-                else _sendable(t, t.dtype)
+                else sendable(t, t.dtype)
                 for t in tensors
             ]
             kinds = [t.dtype for t in sent]
@@ -76,16 +81,16 @@ class TensorFlowWorkers(Workers):
                 packs(kinds, sizes, limit, last_first=True),
                 sent,
             )
-            return list(map(_received, totals, tensors))
+            return list(map(received, totals, tensors))
 
     def _sum_packed(self, tensors: list[Any]) -> list[Any]:
         """Sums tensors of one dtype over the workers, in one collective."""
         flats = [tf.reshape(tensor, [-1]) for tensor in tensors]
         flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
-        sizes = [_size_of(each) for each in flats]
+        sizes = [size_of(each) for each in flats]
         parts = tf.split(self._reduced(flat), sizes)
         return [
-            tf.reshape(part, _shape_of(tensor))
+            tf.reshape(part, shape_of(tensor))
             for part, tensor in zip(parts, tensors, strict=True)
         ]
 
@@ -95,12 +100,12 @@ class TensorFlowWorkers(Workers):
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             # One word more: TensorFlow crashes on an empty collective.
-            words = [*map(_to_words, tensors), tf.zeros([1], tf.int32)]
-            sizes = [_size_of(each) for each in words]
+            words = [*map(to_words, tensors), tf.zeros([1], tf.int32)]
+            sizes = [size_of(each) for each in words]
             rows = self._gathered(tf.concat(words, axis=0))
             return [
                 [
-                    _from_words(part, t)
+                    from_words(part, t)
                     for part, t in zip(
                         tf.split(row, sizes)[:-1], tensors, strict=True
                     )
@@ -161,11 +166,11 @@ class TensorFlowWorkers(Workers):
             return []
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-            words = [_to_words(tensor) for tensor in tensors]
+            words = [to_words(tensor) for tensor in tensors]
             if not self.cluster.is_chief:
                 words = [tf.zeros_like(each) for each in words]
             return [
-                _from_words(each, t)
+                from_words(each, t)
                 for each, t in zip(self.sum(words), tensors, strict=True)
             ]
 
@@ -273,7 +278,7 @@ class TensorFlowWorkers(Workers):
                 input=flat,
                 merge_op="Add",
                 final_op="Id",
-                **self._arguments(flat, _SUMMED.index(flat.dtype)),
+                **self._arguments(flat, SUMMED.index(flat.dtype)),
             )
         reduced.set_shape(flat.shape)
         return reduced
@@ -292,7 +297,7 @@ class TensorFlowWorkers(Workers):
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
         with tf.device("/device:CPU:0"):
-            key = tf.convert_to_tensor(_size_of(flat)) * _NUM_KINDS + kind
+            key = tf.convert_to_tensor(size_of(flat)) * _NUM_KINDS + kind
         return {
             "group_size": self.cluster.num_workers,
             "group_key": _GROUP,
@@ -301,100 +306,6 @@ class TensorFlowWorkers(Workers):
             "communication_hint": self.options.implementation.value.lower(),
             "timeout_seconds": self._timeout,
         }
-
-
-# Dtypes that are summed without a cast; the position is a part of the key.
-_SUMMED = (
-    tf.float32,
-    tf.float64,
-    tf.float16,
-    tf.bfloat16,
-    tf.int32,
-    tf.int64,
-)
-
-
-def _to_words(tensor: Any) -> Any:
-    """Converts a tensor of numbers or booleans to an int32 vector."""
-    size = _size(tensor.dtype)
-    if tensor.dtype == tf.bool:
-        tensor = tf.cast(tensor, tf.uint8)
-    if size == 2:
-        tensor = tf.bitcast(tensor, tf.uint16)
-    words = (
-        tf.cast(tensor, tf.int32) if size < 4 else tf.bitcast(tensor, tf.int32)
-    )
-    return tf.reshape(words, [-1])
-
-
-def _from_words(words: Any, like: Any) -> Any:
-    """Converts the words of a tensor like another one back to a tensor."""
-    dtype = like.dtype
-    size = _size(dtype)
-    if size > 4:
-        words = tf.reshape(words, [-1, size // 4])
-    if dtype == tf.bool:
-        values = tf.cast(words, tf.bool)
-    elif size == 2:
-        values = tf.bitcast(tf.cast(words, tf.uint16), dtype)
-    elif size == 1:
-        values = tf.cast(words, dtype)
-    else:
-        values = tf.bitcast(words, dtype)
-    return _with_shape_of(tf.reshape(values, _shape_of(like)), like)
-
-
-def _shape_of(tensor: Any) -> Any:
-    """Returns a tensor's shape: a list of integers if known, or a tensor."""
-    static = tensor.shape
-    if static.is_fully_defined():
-        return static.as_list()
-    return tf.shape(tensor)
-
-
-def _size_of(tensor: Any) -> Any:
-    """Returns a tensor's size: an integer if that is known, or a tensor."""
-    count = tensor.shape.num_elements()
-    return tf.size(tensor) if count is None else count
-
-
-def _size(dtype: tf.DType) -> int:
-    if dtype in (tf.string, tf.resource, tf.variant):
-        raise TypeError(
-            "Only numbers and booleans can be sent between workers on "
-            f"TensorFlow. Received: a tensor of dtype '{dtype.name}'. Encode "
-            "it as numbers, for instance with `keras.layers.StringLookup`."
-        )
-    return int(dtype.size)
-
-
-def _sendable(tensor: Any, dtype: tf.DType) -> Any:
-    """Converts a tensor to `dtype`, or to one that collectives can sum."""
-    if tensor.dtype.is_complex:
-        half = tf.float32 if tensor.dtype == tf.complex64 else tf.float64
-        return tf.bitcast(tensor, half)
-    if dtype not in _SUMMED:
-        if not dtype.is_integer:
-            raise TypeError(
-                "Only numbers can be summed over workers. Received: a tensor "
-                f"of dtype '{dtype.name}'."
-            )
-        # Overflows as its own dtype would, once `_received` casts it back.
-        dtype = tf.int64 if dtype.size > 2 else tf.int32
-    return tf.cast(tensor, dtype)
-
-
-def _received(total: Any, like: Any) -> Any:
-    """Undoes `_sendable` on a sum: the dtype and static shape of `like`."""
-    if like.dtype.is_complex:
-        total = tf.bitcast(total, like.dtype)
-    return _with_shape_of(tf.cast(total, like.dtype), like)
-
-
-def _with_shape_of(tensor: Any, like: Any) -> Any:
-    """Gives a tensor the static shape of another one."""
-    tensor.set_shape(like.shape)
-    return tensor
 
 
 def _padded(tensor: Any, rows: Any) -> Any:
@@ -420,4 +331,4 @@ def _of_known_size(tensor: Any, like: Any, worker: int) -> Any:
     )
     check = tf.debugging.Assert(tf.equal(size, known), [message, size, advice])
     with tf.control_dependencies([check]):
-        return _with_shape_of(tf.identity(tensor), like)
+        return with_shape_of(tf.identity(tensor), like)

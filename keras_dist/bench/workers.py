@@ -16,6 +16,8 @@ from keras_dist.bench.portable import PortableLoop
 from keras_dist.bench.report import BenchReport
 from keras_dist.bench.report import Output
 from keras_dist.bench.report import report_of
+from keras_dist.bench.tasks import FitLoop
+from keras_dist.bench.tasks import task_of
 from keras_dist.environment.machine import VISIBLE
 from keras_dist.environment.machine import gpus
 from keras_dist.errors import DeviceError
@@ -31,13 +33,16 @@ ARMS = (
     "N: workers, all on this machine. Ours: `train_on_batch`, the "
     "step of `fit`, under `MultiWorkerMirroredStrategy`, each worker given "
     "the global batch. Run: `strategy.run` of a `keras_dist.function`, with "
-    "batches that were split before. Keras: `train_on_batch` without a "
+    "batches that were split before. Fit: `fit` for one epoch of NumPy "
+    "arrays, with what it takes to start. Keras: `train_on_batch` without a "
     "strategy, of a worker's rows: no worker waits for another. Sent: by the "
     "first worker over TCP, not counted for GPUs; least: what an all-reduce "
     "of the gradients has to send."
 )
 # The arm in which workers don't wait for each other.
 ALONE = "Keras"
+# The arm whose loss is the mean of all steps, not the last one's.
+FIT = "fit"
 _LACK = "has no distribution over workers to compare with"
 
 
@@ -148,6 +153,7 @@ def _measure(
         "ours": loops.batch_loop(setting, setting.batches(), strategy.scope),
         "again": native.loop(setting),
         "run": PortableLoop(setting, strategy=strategy),
+        FIT: FitLoop(task_of(setting.size), strategy.scope),
         **native.other_loops(setting),
         ALONE: loops.batch_loop(setting, own_rows, runs_in=alone_on_purpose),
     }
@@ -155,7 +161,7 @@ def _measure(
         name: _mean(workers, arm.run(measure.COUNTED_STEPS))
         for name, arm in arms.items()
     }
-    measure.check_losses(losses, others=(ALONE,))
+    measure.check_losses(losses, others=(ALONE, FIT))
     traffic = _traffic(native, setting, arms)
     # A worker that ran fewer steps would leave the others waiting.
     own_steps = np.array([measure.steps_in(arms["native"], seconds)], "int32")

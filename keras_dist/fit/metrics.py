@@ -7,6 +7,7 @@ ends, so that replicas meet once for all of them.
 import functools
 import inspect
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from keras_dist.core.packing import places
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
 from keras_dist.replica import exchange
+from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 
@@ -57,13 +59,30 @@ def flush(step: ReplicaStep) -> None:
 
     def update_all(everyone: list[exchange.Entry]) -> None:
         everyone = step.exchange(everyone, exchange.mean_or_count, alike=True)
-        own = places([len(update.leaves) for update in updates])
-        for update, place in zip(updates, own, strict=True):
-            update.run([(leaves[place], share) for leaves, share in everyone])
+        run_all(updates, everyone)
 
-    leaves = [leaf for update in updates for leaf in update.leaves]
     names = ", ".join(f"'{update.metric.name}'" for update in updates)
-    step.replica.meet(f"the metrics {names}", update_all, (leaves, step.share))
+    own = leaves_of(updates), step.share
+    step.replica.meet(f"the metrics {names}", update_all, own)
+    forget_states(step, updates)
+
+
+def leaves_of(updates: Sequence[MetricUpdate]) -> list[Any]:
+    """Returns the leaves of all updates, one after the other."""
+    return [leaf for update in updates for leaf in update.leaves]
+
+
+def run_all(
+    updates: Sequence[MetricUpdate], everyone: Sequence[exchange.Entry]
+) -> None:
+    """Runs updates with the `leaves_of` of all replicas."""
+    own = places([len(update.leaves) for update in updates])
+    for update, place in zip(updates, own, strict=True):
+        update.run([(leaves[place], share) for leaves, share in everyone])
+
+
+def forget_states(step: ReplicaState, updates: Sequence[MetricUpdate]) -> None:
+    """Has the states of updated metrics read again."""
     for update in updates:
         step.forget(update.metric.variables)
 

@@ -12,12 +12,15 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.fit import metrics
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica import state
+from keras_dist.replica.carried import sum_and_exchange
+from keras_dist.replica.carried import take_carried
 
 # Optimizers whose gradients have been checked.
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -34,9 +37,10 @@ def update(
 
     grads = list(grads)
     warn_if_changed(step, optimizer, grads, variables)
+    carried = take_carried(step)
 
     def update_once(everyone: list[Any]) -> None:
-        gradients, shares, writes = zip(*everyone, strict=True)
+        gradients, shares, writes, leaves = zip(*everyone, strict=True)
         step.check(writes)
         # The update starts from values that the forward pass assigned, as
         # spectral normalization does.
@@ -55,7 +59,14 @@ def update(
             own = variables
             if own is None:
                 own = trainable_variables(optimizer)
-            reduced = step.sum_gradients(gradients, weights, own)
+            if carried:
+                entries = list(zip(leaves, shares, strict=True))
+                reduced, entries = sum_and_exchange(
+                    step, gradients, weights, own, entries
+                )
+                metrics.run_all(carried, entries)
+            else:
+                reduced = step.sum_gradients(gradients, weights, own)
             with runner.updating(optimizer):
                 apply(optimizer, reduced, variables)
         # Called in the meeting: when a replica goes on, those before it may
@@ -65,8 +76,14 @@ def update(
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
-        (step.of_its_own(grads), step.share, step.writes),
+        (
+            step.of_its_own(grads),
+            step.share,
+            step.writes,
+            metrics.leaves_of(carried),
+        ),
     )
+    metrics.forget_states(step, carried)
     for key in _of_trainable(step.writes):
         del step.writes[key]
     step.forget([*(variables or ()), *trainable_variables(optimizer)])

@@ -154,10 +154,15 @@ Entry = tuple[list[Any], Share]
 
 
 def with_other_workers(
-    group: ReplicaGroup, own: list[Entry], combine: Combine, alike: bool = False
+    group: ReplicaGroup,
+    own: list[Entry],
+    combine: Combine,
+    alike: bool = False,
+    gather: Callable[..., list[list[Any]]] | None = None,
 ) -> list[Entry]:
     """Returns the entries of this worker's replicas and one of each other
-    worker; `alike` joins this worker's too, so that results are the same."""
+    worker; `alike` joins this worker's too, so that results are the same.
+    `gather` stands for `workers.gather_rows`."""
     workers = group.workers
     if workers is None:
         return own
@@ -175,7 +180,7 @@ def with_other_workers(
     travelling = [i for i, leaf in enumerate(both) if _travels(leaf)]
     sent = [ops.convert_to_tensor(both[i]) for i in travelling]
     are_bool = [_is_bool(tensor) for tensor in sent]
-    arrived = workers.gather_rows(
+    arrived = (gather or workers.gather_rows)(
         [
             ops.cast(tensor, "uint8") if is_bool else tensor
             for tensor, is_bool in zip(sent, are_bool, strict=True)

@@ -6,6 +6,7 @@ import operator
 import threading
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -335,6 +336,8 @@ class ReplicaStep(ReplicaState):
         own: list[Entry],
         combine: Combine = mean_over_rows,
         alike: bool = False,
+        gather: Callable[..., list[list[Any]]] | None = None,
     ) -> list[Entry]:
         """Returns the entries of all replicas, as `with_other_workers`."""
-        return with_other_workers(self.replica.group, own, combine, alike)
+        group = self.replica.group
+        return with_other_workers(group, own, combine, alike, gather)

@@ -116,8 +116,9 @@ class Strategy(DeprecatedMethods):
             A `Strategy` with the same replicas and devices.
 
         Raises:
-            TypeError: If `strategy` is any other object, or if the backend
-                has no native strategies.
+            TypeError: If `strategy` is any other object, such as a
+                `tf.distribute.TPUStrategy`, or if the backend has no native
+                strategies.
         """
         return Strategy(get_backend().plan_of_native(strategy))
 

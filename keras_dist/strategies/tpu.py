@@ -29,9 +29,11 @@ class TPUStrategy(Strategy):
     Each core is a replica, with a copy of every variable, as in a
     `MirroredStrategy`. On a TPU with several hosts, run the same script on
     each of them, and create the strategy before anything uses the framework.
-    TPUs need the JAX backend. To try a program without a TPU, let the CPU
-    devices stand in for its cores: pass `TPUClusterResolver("virtual")`, or
-    set the environment variable TPU_NAME to `virtual`.
+    TPUs need the JAX backend: TensorFlow traces one program for all cores of a
+    TPU, but keras_dist on TensorFlow traces one for each replica. To try a
+    program without a TPU, let the CPU devices stand in for its cores: pass
+    `TPUClusterResolver("virtual")`, or set the environment variable TPU_NAME
+    to `virtual`.
 
     Args:
         tpu_cluster_resolver: A `TPUClusterResolver`, another

@@ -123,9 +123,9 @@ def _check_backend() -> None:
     if not isinstance(get_backend(), HasTPUs):
         raise DeviceError(
             f"The backend '{keras.backend.backend()}' of keras_dist trains on "
-            "no TPUs. Expected: 'jax', chosen with KERAS_BACKEND. (On "
-            "TensorFlow, plain Keras trains on them, under "
-            f"`tf.distribute.TPUStrategy`.) {_OTHERWISE}"
+            "no TPUs. Set KERAS_BACKEND=jax. (TensorFlow traces one program "
+            "for all cores of a TPU, but keras_dist on TensorFlow traces one "
+            f"for each replica.) {_OTHERWISE}"
         )
 
 

@@ -35,13 +35,21 @@ GRADIENT_BYTES = 4 * (64 * 32 + 32 + 32 * 10 + 10)
 # What TensorFlow does not tell.
 COLLECTIVES = {
     # The gradients, and with `train_on_batch` the loss of all rows.
-    "torch": {"native": 1, "ours": 2, "again": 1, "run": 1, "Keras": 0},
+    "torch": {
+        "native": 1,
+        "ours": 2,
+        "again": 1,
+        "run": 1,
+        "fit": 2,
+        "Keras": 0,
+    },
     # Native: two metric variables are set to zero, each after a comparison.
     "jax": {
         "native": 3 if RESETS_METRICS else 1,
         "ours": 1,
         "again": 3 if RESETS_METRICS else 1,
         "run": 1,
+        "fit": 1,
         "jit": 1,
         "Keras": 0,
     },
@@ -58,6 +66,7 @@ def finished(tmp_path_factory):
 
 def test_the_table_has_a_row_for_each_comparison(finished):
     expected = ["ours/native", "run/native", "ours/run"]
+    expected += ["fit/native", "ours/fit"]
     if BACKEND == "jax":
         expected += ["jit/native", "ours/jit"]
     rows = shown(finished)
@@ -86,7 +95,7 @@ def test_the_file_has_all_numbers(finished):
         64,
     )
     times = found["times"]
-    assert {"native", "ours", "again", "run", "Keras"} <= set(times)
+    assert {"native", "ours", "again", "run", "fit", "Keras"} <= set(times)
     assert all(len(seen) == 2 for seen in times.values())
     first, *_ = found["comparisons"]
     paired = np.divide(
@@ -100,6 +109,8 @@ def test_what_meets_has_the_same_loss(finished):
     losses = dict(finished.content["settings"][0]["losses"])
     # Each worker by itself learns from other rows.
     del losses["Keras"]
+    # The mean over the steps, not the last one's.
+    del losses["fit"]
     for loss in losses.values():
         assert loss == pytest.approx(losses["native"], rel=1e-3)
 

@@ -5,6 +5,7 @@ import inspect
 import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -84,16 +85,16 @@ def batches_of(data: Any) -> int:
 
 
 def check_agreement(
-    own: Mapping[str, int], workers: Workers, code: int
-) -> bool:
-    """Compares workers' calls; returns whether all have the same `code`."""
-    numbers = workers.concatenate_numbers([*own.values(), code])
-    size = len(own) + 1
+    own: Mapping[str, int], more: Sequence[int], workers: Workers
+) -> list[list[int]]:
+    """Compares workers' calls; returns each one's `more`, of equal lengths."""
+    numbers = workers.concatenate_numbers([*own.values(), *more])
+    size = len(own) + len(more)
     everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
-    columns = list(zip(*everyone, strict=True))
+    columns = zip(*(each[: len(own)] for each in everyone), strict=True)
     differences = [
         f"{name}: " + _told(name, column)
-        for name, column in zip(own, columns[:-1], strict=True)
+        for name, column in zip(own, columns, strict=True)
         if len(set(column)) > 1
     ]
     if differences:
@@ -104,7 +105,7 @@ def check_agreement(
             "worker. Give each worker the whole data and the global batch "
             "size. Each worker takes its own rows."
         )
-    return len(set(columns[-1])) == 1
+    return [each[len(own) :] for each in everyone]
 
 
 def _told(name: str, column: tuple[int, ...]) -> str:
@@ -164,21 +165,30 @@ class Entry:
             )
 
     def agree(self) -> None:
-        """Compares the call, and takes the chief's random states."""
-        arguments = self._arguments()
-        own = described(self._name, arguments)
+        """Compares the call and its data, and takes the chief's random states.
+
+        That is one collective, unless workers differ.
+        """
+        data = _data(self._arguments())
+        own = described(self._name, self._arguments())
         own[_BACKUP_FREQUENCY] = self._backup_frequency()
+        own[same_data.VARIABLE] = int(same_data.is_wanted())
         state, backend = "", get_backend()
         if self._name == "fit":
             state = randomness.random_state(backend)
-        if not check_agreement(own, self._workers, randomness.code_of(state)):
+        more = [randomness.code_of(state), int(bool(self._callbacks))]
+        more += same_data.fingerprints(data, self._get("batch_size"))
+        everyone = check_agreement(own, more, self._workers)
+        codes, have_callbacks, *seen = zip(*everyone, strict=True)
+        if len(set(codes)) > 1:
             state = randomness.chiefs_text(state, self._workers)
             randomness.set_random_state(backend, state)
         if same_data.is_wanted():
-            rows = arguments.get("batch_size")
-            same_data.check_arrays(_data(arguments), self._workers, rows)
+            same_data.compare(
+                data, list(zip(*seen, strict=True)), self._workers
+            )
         if self._name == "fit":
-            self._join()
+            self._join(any(have_callbacks))
 
     def run(self) -> Any:
         if self._is_list:
@@ -203,10 +213,10 @@ class Entry:
             if isinstance(callback, Restore):
                 callback.note_shuffled(iterator)
 
-    def _join(self) -> None:
+    def _join(self, some_have_callbacks: bool) -> None:
         """Adds the callbacks that keep the workers together."""
         workers = self._workers
-        last: list[Any] = [together.Together(workers)]
+        last: list[Any] = [together.Together(workers, some_have_callbacks)]
         for index, callback in enumerate(self._callbacks):
             if isinstance(callback, together.BACKUP):
                 restore = Restore(callback, workers)

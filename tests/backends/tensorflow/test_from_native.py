@@ -54,3 +54,20 @@ def test_what_is_none_of_them_is_refused(wrong):
 def test_the_native_default_strategy_is_refused():
     with pytest.raises(TypeError, match="taken over.*Received"):
         keras_dist.Strategy.from_native(tf.distribute.get_strategy())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tf.distribute.TPUStrategy,
+        tf.distribute.experimental.TPUStrategy,
+        tf.compat.v1.distribute.experimental.TPUStrategy,
+    ],
+)
+def test_one_of_a_tpu_is_refused(kind):
+    # The constructors need a TPU, and this check looks at the class only.
+    native = kind.__new__(kind)
+    with pytest.raises(
+        TypeError, match="one program for all cores.*KERAS_BACKEND=jax"
+    ):
+        keras_dist.Strategy.from_native(native)

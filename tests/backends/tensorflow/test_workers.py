@@ -243,10 +243,27 @@ def test_lists_of_rows_are_summed_as_such(launched):
         np.testing.assert_array_equal(table, expected)
 
 
-def test_a_step_has_two_collectives(launched):
-    once = {"CollectiveReduceV2": 1, "CollectiveGatherV2": 1}
-    for known, unknown in launched["collectives_of_a_step"]:
-        assert known == unknown == once
+def test_collectives_of_a_step(launched):
+    sum_, gather = {"CollectiveReduceV2": 1}, {"CollectiveGatherV2": 1}
+    for found in launched["collectives_of_a_step"]:
+        # The loss travels with the gradients, but never in 16 bits.
+        assert found == {
+            (None, "loss"): (sum_, sum_),
+            (None, "metrics"): (sum_ | gather, sum_ | gather),
+            ("bfloat16", "loss"): (sum_ | gather, sum_ | gather),
+            ("bfloat16", "metrics"): (sum_ | gather, sum_ | gather),
+        }
+
+
+def test_scalars_travel_exactly_with_gradients(launched):
+    n = launched.workers
+    expected = [
+        list(map(worker_cases.bits_of, worker_cases.scalars_of(worker)))
+        for worker in range(n)
+    ]
+    for sums, everyones in launched["scalars"]:
+        assert sums == [[1.5 * n, 2.5 * n], None, 3.5 * n]
+        assert everyones == expected
 
 
 def test_gradients_travel_in_packs_and_in_fewer_bits(launched):

@@ -22,6 +22,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
 from keras_dist.plugin.backend import get_backend
 from keras_dist.strategies.strategy import Strategy
+from keras_dist_tensorflow.gradients import sum_and_gather
 from keras_dist_tensorflow.gradients import sum_over_workers
 
 
@@ -383,12 +384,27 @@ def embeddings(strategy):
 
 
 def collectives_of_a_step(strategy):
-    """How often each kind is in the graph of a step, by rows of the batch."""
+    """How often each kind is in the graph of a step: for each wire dtype, of
+    a model with a loss only and of one with other metrics, by rows."""
+    options = strategy.executor.workers.options
+    others = {"metrics": ["mae"], "weighted_metrics": ["mse"]}
+    found = {}
+    for wire in (None, "bfloat16"):
+        strategy.executor.workers.options = CommunicationOptions(dtype=wire)
+        try:
+            for name, metrics in (("loss", {}), ("metrics", others)):
+                found[wire, name] = _counts_by_rows(strategy, metrics)
+        finally:
+            strategy.executor.workers.options = options
+    return found
+
+
+def _counts_by_rows(strategy, metrics):
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(2)]
         )
-        model.compile("adam", "mse", metrics=["mae"], weighted_metrics=["mse"])
+        model.compile("adam", "mse", **metrics)
     x, y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
     model.train_on_batch(x, y)
     (step,) = [
@@ -404,6 +420,37 @@ def collectives_of_a_step(strategy):
 
     unknown = [tf.TensorSpec([None, n], tf.float32) for n in (3, 2)]
     return count(x, y), count(*unknown)
+
+
+def scalars_of(worker):
+    """A worker's scalars, of which a sum of floats would change some."""
+    return [
+        np.float32(0.1 + worker),
+        np.float32(-0.0),
+        np.float32(1e-40),
+        np.float32(np.nan),
+        np.float16(0.1),
+        np.float64(0.1 + worker),
+        np.int32(-1 - worker),
+        np.int64(2**40 + worker),
+        np.bool_(worker == 1),
+    ]
+
+
+def scalars(strategy):
+    """Sums of gradients, and the bits of each worker's scalars."""
+    workers = strategy.executor.workers
+    gradients = [tf.constant([1.5, 2.5]), None, tf.constant(3.5)]
+    own = list(map(tf.constant, scalars_of(workers.cluster.index)))
+    sums, everyones = sum_and_gather(gradients, workers, own)
+    return (
+        [None if each is None else array(each).tolist() for each in sums],
+        [[bits_of(array(each)) for each in found] for found in everyones],
+    )
+
+
+def bits_of(array):
+    return array.dtype.name, array.tobytes()
 
 
 def packs(strategy):
@@ -453,6 +500,7 @@ CASES = (
     fit,
     embeddings,
     collectives_of_a_step,
+    scalars,
     packs,
 )
 
