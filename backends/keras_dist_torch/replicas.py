@@ -32,6 +32,7 @@ from keras_dist.plugin.threads import BatonPool
 from keras_dist.plugin.threads import Round
 from keras_dist_torch import transfers
 from keras_dist_torch.buckets import Overlap
+from keras_dist_torch.buckets import carries_numbers
 from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
@@ -233,15 +234,32 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
+        sums, _ = self.sum_and_carry(replica, gradients, weights, variables, ())
+        return sums
+
+    def carries(self, variables: Sequence[keras.Variable]) -> bool:
+        workers = self.workers
+        if workers is None or workers.options.dtype is not None:
+            return False
+        return carries_numbers(variables)
+
+    def sum_and_carry(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+        numbers: Sequence[Any],
+    ) -> tuple[list[Any], list[list[Any]]]:
         assert isinstance(replica, TorchReplica)
         here = gradients
         if replica.moved is not None:
             here = replica.moved.bring_back(gradients)
         own = weighted_sum(here, weights, self._home)
         if self.workers is None:
-            return own
+            return own, []
         overlap = replica.overlap or Overlap(self.workers, self._home)
-        return overlap.sum(gradients, own, variables)
+        return overlap.sum(gradients, own, variables, numbers)
 
 
 class TorchCentralHome(TorchHome):

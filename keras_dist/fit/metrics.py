@@ -7,13 +7,16 @@ ends, so that replicas meet once for all of them.
 import functools
 import inspect
 from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
 from keras_dist.core import nests
+from keras_dist.core.context import replaced
 from keras_dist.core.packing import places
+from keras_dist.fit.adding import rows_that_add_up
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
 from keras_dist.replica import exchange
@@ -40,6 +43,24 @@ class MetricUpdate:
         return self.update_state(*merged[:count], **dict(named))
 
 
+@dataclass(frozen=True)
+class Additions:
+    """The numbers that one replica's rows add to a metric's variables."""
+
+    metric: keras.metrics.Metric
+    variables: list[keras.Variable]
+    leaves: list[Any]
+
+    def run(self, everyone: list[exchange.Entry]) -> None:
+        """Adds the sums of all replicas."""
+        merged = exchange.join(self.leaves, everyone, exchange.mean_or_count)
+        for variable, total in zip(self.variables, merged, strict=True):
+            variable.assign_add(total)
+
+
+Update = MetricUpdate | Additions
+
+
 def hook_metrics(model: keras.Model) -> None:
     """Has the updates of a model's metrics gathered while replicas run."""
     for metric in keras_internals.all_metrics(model):
@@ -51,21 +72,34 @@ def hook_metrics(model: keras.Model) -> None:
 
 def flush(step: ReplicaStep) -> None:
     """Meets the other replicas for all pending metric updates, if any."""
+    step.settle()
     updates, step.updates = step.updates, []
     if not updates:
         return
 
     def update_all(everyone: list[exchange.Entry]) -> None:
-        everyone = step.exchange(everyone, exchange.mean_or_count, alike=True)
-        own = places([len(update.leaves) for update in updates])
-        for update, place in zip(updates, own, strict=True):
-            update.run([(leaves[place], share) for leaves, share in everyone])
+        merge = exchange.mean_or_count
+        run_together(updates, step.exchange(everyone, merge, alike=True))
 
-    leaves = [leaf for update in updates for leaf in update.leaves]
     names = ", ".join(f"'{update.metric.name}'" for update in updates)
-    step.replica.meet(f"the metrics {names}", update_all, (leaves, step.share))
+    own = leaves_of(updates), step.share
+    step.replica.meet(f"the metrics {names}", update_all, own)
     for update in updates:
         step.forget(update.metric.variables)
+
+
+def leaves_of(updates: Sequence[Update]) -> list[Any]:
+    """Returns one replica's leaves of all updates."""
+    return [leaf for update in updates for leaf in update.leaves]
+
+
+def run_together(
+    updates: Sequence[Update], everyone: Sequence[exchange.Entry]
+) -> None:
+    """Updates metrics with the leaves of all replicas, in a meeting."""
+    own = places([len(update.leaves) for update in updates])
+    for update, place in zip(updates, own, strict=True):
+        update.run([(leaves[place], share) for leaves, share in everyone])
 
 
 def _hooked_call(original: Any) -> Callable[..., Any]:
@@ -99,6 +133,7 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
 def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
     update_state = metric.update_state
     place = _place_of_weight(update_state)
+    adds_up = rows_that_add_up(metric)
 
     def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -106,8 +141,13 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
             return update_state(*args, **kwargs)
         if step.is_rehearsal:
             return None
-        update = _update_of(metric, update_state, place, args, kwargs)
         step.replica.check_meeting(f"metric '{metric.name}'")
+        update: Update
+        workers = step.replica.group.workers
+        if workers is not None and adds_up(*args, **kwargs):
+            update = _additions_of(metric, step, update_state, args, kwargs)
+        else:
+            update = _update_of(metric, update_state, place, args, kwargs)
         step.updates.append(update)
         return None
 
@@ -128,6 +168,24 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
         return value
 
     return result_on_replicas
+
+
+def _additions_of(
+    metric: keras.metrics.Metric,
+    step: ReplicaStep,
+    update_state: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Additions:
+    """Updates a metric, but for what it adds, with this replica's rows."""
+    found: list[tuple[keras.Variable, Any]] = []
+    with replaced(step, additions=found):
+        update_state(*args, **kwargs)
+    counts = [
+        exchange.RowCount(leaf)
+        for leaf in exchange.detached([value for _, value in found])
+    ]
+    return Additions(metric, [variable for variable, _ in found], counts)
 
 
 def _place_of_weight(method: Callable[..., Any]) -> int | None:

@@ -17,6 +17,7 @@ from keras_dist.fit.coupling import watched
 from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.rehearsal import Rehearsal
+from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
@@ -71,11 +72,13 @@ def _run(
     data: Any,
 ) -> Any:
     method = getattr(type(model), name)
+    is_of_keras = not overrides(type(model), name)
 
     def on_replica(replica: Replica, part: Any) -> Any:
         with ReplicaStep(replica, runner, strategy, kinds) as step:
             is_predicting = name == "predict_step"
             step.counts_losses = not is_predicting
+            step.ends_with_metrics = is_of_keras
             watch = watched if kinds.is_first(name) else nullcontext
             with watch(step):
                 result = method(model, part)

@@ -1,6 +1,7 @@
 """Updates by optimizers: replicas meet, sum their gradients, update once."""
 
 import functools
+import itertools
 import threading
 import warnings
 import weakref
@@ -12,11 +13,15 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.fit.metrics import leaves_of
+from keras_dist.fit.metrics import run_together
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
+from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.replica import exchange
 from keras_dist.replica import state
 
 # Optimizers whose gradients have been checked.
@@ -30,13 +35,43 @@ def update(
     grads: Any,
     variables: list[keras.Variable] | None,
 ) -> None:
-    """Sums gradients over replicas, then calls Keras' `apply` once."""
+    """Sums gradients over replicas, then calls Keras' `apply` once.
 
+    In Keras' own step, this waits for the metrics to travel with gradients.
+    """
     grads = list(grads)
     warn_if_changed(step, optimizer, grads, variables)
+    own = variables
+    if own is None:
+        own = trainable_variables(optimizer)
+    carries = isinstance(step, state.ReplicaStep) and step.runner.carries(own)
+    update_now = functools.partial(
+        _update_together, step, optimizer, apply, grads, variables, carries
+    )
+    if carries and step.ends_with_metrics and _is_of_keras(optimizer):
+        step.forget([*own, *optimizer.variables])
+        step.waiting = update_now
+    else:
+        update_now()
+
+
+def _is_of_keras(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Returns whether nothing but variables shows that an update was made."""
+    return not overrides(type(optimizer), "apply")
+
+
+def _update_together(
+    step: state.ReplicaState,
+    optimizer: keras.optimizers.Optimizer,
+    apply: Callable[[Any, Any, Any], None],
+    grads: list[Any],
+    variables: list[keras.Variable] | None,
+    carries: bool,
+) -> None:
+    riders = _riders(step) if carries else []
 
     def update_once(everyone: list[Any]) -> None:
-        gradients, shares, writes = zip(*everyone, strict=True)
+        gradients, shares, writes, leaves = zip(*everyone, strict=True)
         step.check(writes)
         # The update starts from values that the forward pass assigned, as
         # spectral normalization does.
@@ -55,9 +90,11 @@ def update(
             own = variables
             if own is None:
                 own = trainable_variables(optimizer)
-            reduced = step.sum_gradients(gradients, weights, own)
+            entries = list(zip(leaves, shares, strict=True))
+            reduced, entries = _summed(step, gradients, weights, own, entries)
             with runner.updating(optimizer):
                 apply(optimizer, reduced, variables)
+            run_together(riders, entries)
         # Called in the meeting: when a replica goes on, those before it may
         # have written again.
         step.replica.committed()
@@ -65,12 +102,49 @@ def update(
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
-        (step.of_its_own(grads), step.share, step.writes),
+        (step.of_its_own(grads), step.share, step.writes, leaves_of(riders)),
     )
     for key in _of_trainable(step.writes):
         del step.writes[key]
     step.forget([*(variables or ()), *trainable_variables(optimizer)])
     step.forget(optimizer.variables)
+    for rider in riders:
+        step.forget(rider.metric.variables)
+
+
+def _riders(step: state.ReplicaState) -> list[Any]:
+    """Takes the metric updates that wait and can travel with gradients."""
+    waiting = list(step.updates)
+    riders = list(
+        itertools.takewhile(
+            lambda update: all(map(exchange.is_light, update.leaves)), waiting
+        )
+    )
+    step.updates = waiting[len(riders) :]
+    return riders
+
+
+def _summed(
+    step: state.ReplicaState,
+    gradients: Sequence[Sequence[Any]],
+    weights: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    entries: list[exchange.Entry],
+) -> tuple[list[Any], list[exchange.Entry]]:
+    """Returns the sums of gradients, and what metrics get of each worker."""
+    if not entries[0][0]:
+        return step.sum_gradients(gradients, weights, variables), []
+    reduced: list[Any] = []
+
+    def send(numbers: list[Any]) -> list[list[Any]]:
+        sums, arrived = step.runner.sum_and_carry(
+            step.replica, gradients, weights, variables, numbers
+        )
+        reduced[:] = sums
+        return arrived
+
+    group, merge = step.replica.group, exchange.mean_or_count
+    return reduced, exchange.with_gradients(group, entries, merge, send)
 
 
 def _check_gradients_add_up(

@@ -6,6 +6,7 @@ import operator
 import threading
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -134,6 +135,12 @@ class ReplicaState(ABC):
 
     # Whether its results are dropped.
     is_rehearsal = False
+    # Whether nothing follows the update by an optimizer but metrics.
+    ends_with_metrics = False
+    # That update, while it waits for metrics, to meet others but once.
+    waiting: Callable[[], None] | None = None
+    # Metric updates that wait for the next meeting.
+    updates: Sequence[Any] = ()
 
     def __init__(
         self, replica: Replica, runner: ReplicaRunner, strategy: StrategyBase
@@ -174,7 +181,14 @@ class ReplicaState(ABC):
 
     def read(self, variable: keras.Variable) -> Any:
         """Returns this replica's value of a variable that it didn't assign."""
+        self.settle()
         return self.replica.read(variable)
+
+    def settle(self) -> None:
+        """Has an optimizer's update happen that waits."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None:
+            waiting()
 
     @abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
@@ -241,8 +255,9 @@ class ReplicaStep(ReplicaState):
         self.looks_at_gradients = kinds.looks_at_gradients
         # Ids of variables that every replica gives the same value.
         self.alike: set[int] = set()
-        # Metric updates that wait for the next meeting.
         self.updates: list[Any] = []
+        # What a metric adds to its variables, while that is noted.
+        self.additions: list[tuple[keras.Variable, Any]] | None = None
         # By id, tensors that are the same on every replica.
         self.results: dict[int, Any] = {}
         # Whether a loss returned a value for each row of the global batch.
@@ -296,6 +311,7 @@ class ReplicaStep(ReplicaState):
         return kind is Kind.SUM and not variable.trainable
 
     def write(self, variable: keras.Variable, value: Any) -> None:
+        self.settle()
         key = id(variable)
         if key not in self.alike and not self.kinds.variables.get(variable):
             self.kinds.learn_variable(self, variable)
