@@ -55,7 +55,7 @@ class Additions:
         """Adds the sums of all replicas."""
         merged = exchange.join(self.leaves, everyone, exchange.mean_or_count)
         for variable, total in zip(self.variables, merged, strict=True):
-            variable.assign_add(total)
+            variable.assign(keras_internals.value_of(variable) + total)
 
 
 Update = MetricUpdate | Additions

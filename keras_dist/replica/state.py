@@ -181,7 +181,8 @@ class ReplicaState(ABC):
 
     def read(self, variable: keras.Variable) -> Any:
         """Returns this replica's value of a variable that it didn't assign."""
-        self.settle()
+        if self.waiting is not None:
+            self.settle()
         return self.replica.read(variable)
 
     def settle(self) -> None:
