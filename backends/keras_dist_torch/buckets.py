@@ -137,7 +137,7 @@ class Numbers:
         digits: list[float] = []
         for number in self._own:
             if isinstance(number, int):
-                digits += divmod(number, _BASE)
+                digits += _digits(number)
         floats = [each for each in self._own if not isinstance(each, int)]
         parts = [x.detach().to(self._device, torch.float32) for x in floats]
         if digits:
@@ -170,6 +170,16 @@ class Numbers:
             else next(floats).to(own.dtype)
             for own in self._own
         ]
+
+
+def _digits(number: int) -> tuple[int, int]:
+    high, low = divmod(number, _BASE)
+    if abs(high) > _BASE:
+        raise ValueError(
+            "Workers tell each other a metric's integers below 2**44. "
+            f"Received: {number}. Expected: a float tensor."
+        )
+    return high, low
 
 
 def carries_numbers(variables: Sequence[keras.Variable]) -> bool:

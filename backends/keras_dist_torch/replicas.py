@@ -135,23 +135,26 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             yield
             return
         # Outside, states stay equal on all workers, so that all shuffle alike.
-        gpus = [d.index for d in self._devices if d.type == "cuda"]
-
-        def states() -> list[torch.Tensor]:
-            of_gpus = [torch.cuda.get_rng_state(index) for index in gpus]
-            return [torch.get_rng_state(), *of_gpus]
-
-        with torch.random.fork_rng(devices=gpus):
+        gpus = [each.index for each in self._devices if each.type == "cuda"]
+        if gpus:
+            torch.cuda.init()  # or there are no generators yet
+        generators = [torch.default_generator]
+        generators += [torch.cuda.default_generators[index] for index in gpus]
+        outside = [each.get_state() for each in generators]
+        try:
             seed = int(torch.randint(2**62, ()))
             seed += SEED_STRIDE * self.plan.first_replica
             # Not `torch.manual_seed`: it records the caller's stack once for
             # each kind of accelerator that is not there.
-            torch.default_generator.manual_seed(seed)
-            for index in gpus:
-                torch.cuda.default_generators[index].manual_seed(seed)
-            before = states()
+            for each in generators:
+                each.manual_seed(seed)
+            before = [each.get_state() for each in generators]
             yield
-            is_used = not all(map(torch.equal, before, states()))
+            after = [each.get_state() for each in generators]
+            is_used = not all(map(torch.equal, before, after))
+        finally:
+            for each, state in zip(generators, outside, strict=True):
+                each.set_state(state)
         if is_used:
             # Gives the next step another seed. A step that draws nothing
             # leaves the generator as one device would.

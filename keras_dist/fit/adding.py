@@ -26,7 +26,10 @@ def rows_that_add_up(metric: keras.metrics.Metric) -> AddsUp:
     ):
         return _are_rows
     if isinstance(metric, keras_metrics.CompileMetrics):
-        return _once_for_shapes(_of_compiled, metric)
+        adds_up = _once_for_shapes(_of_compiled, metric)
+        return lambda *args, **options: (
+            metric.built and adds_up(*args, **options)
+        )
     if update_state is keras.metrics.MeanMetricWrapper.update_state:
         return _once_for_shapes(_of_function, metric)
     return _never
@@ -52,7 +55,7 @@ def _once_for_shapes(
 
 
 def _of_compiled(metric: Any, y_true: Any, y_pred: Any) -> bool:
-    return metric.built and all(
+    return all(
         rows_that_add_up(each)(*pair)
         for each, *pair in keras_metrics.compiled_pairs(metric, y_true, y_pred)
     )

@@ -72,7 +72,9 @@ def hook_metrics(model: keras.Model) -> None:
 
 def flush(step: ReplicaStep) -> None:
     """Meets the other replicas for all pending metric updates, if any."""
-    step.settle()
+    waiting, step.waiting = step.waiting, None
+    if waiting is not None:
+        waiting()
     updates, step.updates = step.updates, []
     if not updates:
         return

@@ -37,7 +37,8 @@ def update(
 ) -> None:
     """Sums gradients over replicas, then calls Keras' `apply` once.
 
-    In Keras' own step, this waits for the metrics to travel with gradients.
+    Where only Keras' own code follows in the step, which reads no variables but
+    those of metrics, this waits for metrics to travel with the gradients.
     """
     grads = list(grads)
     warn_if_changed(step, optimizer, grads, variables)
@@ -48,16 +49,16 @@ def update(
     update_now = functools.partial(
         _update_together, step, optimizer, apply, grads, variables, carries
     )
-    if carries and step.ends_with_metrics and _is_of_keras(optimizer):
-        step.forget([*own, *optimizer.variables])
+    is_of_keras = not overrides(type(optimizer), "apply")
+    if (
+        carries
+        and step.ends_with_metrics
+        and is_of_keras
+        and "apply" not in vars(optimizer)
+    ):
         step.waiting = update_now
     else:
         update_now()
-
-
-def _is_of_keras(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Returns whether nothing but variables shows that an update was made."""
-    return not overrides(type(optimizer), "apply")
 
 
 def _update_together(

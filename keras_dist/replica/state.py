@@ -135,7 +135,7 @@ class ReplicaState(ABC):
 
     # Whether its results are dropped.
     is_rehearsal = False
-    # Whether nothing follows the update by an optimizer but metrics.
+    # Whether nothing follows the update by an optimizer but Keras' metrics.
     ends_with_metrics = False
     # That update, while it waits for metrics, to meet others but once.
     waiting: Callable[[], None] | None = None
@@ -181,15 +181,7 @@ class ReplicaState(ABC):
 
     def read(self, variable: keras.Variable) -> Any:
         """Returns this replica's value of a variable that it didn't assign."""
-        if self.waiting is not None:
-            self.settle()
         return self.replica.read(variable)
-
-    def settle(self) -> None:
-        """Has an optimizer's update happen that waits."""
-        waiting, self.waiting = self.waiting, None
-        if waiting is not None:
-            waiting()
 
     @abstractmethod
     def write(self, variable: keras.Variable, value: Any) -> None:
@@ -312,7 +304,6 @@ class ReplicaStep(ReplicaState):
         return kind is Kind.SUM and not variable.trainable
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        self.settle()
         key = id(variable)
         if key not in self.alike and not self.kinds.variables.get(variable):
             self.kinds.learn_variable(self, variable)

@@ -132,7 +132,9 @@ class DistributedVariable(keras.Variable):
         # The result of `assign` is not kept: a second reference to an array
         # would make a later update copy it.
         super().assign(value)
-        self.home.settle()
+        executor = self.distribute_strategy.executor
+        if not executor.assigns_in_place:
+            executor.home(self).settle()
         return self.value
 
     def __float__(self) -> float:
