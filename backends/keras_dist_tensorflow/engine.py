@@ -30,7 +30,6 @@ from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.replica import named
 from keras_dist.plugin.runner import StepRunner
-from keras_dist.replica.carried import CarriesScalars
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.state import current_call
 from keras_dist_tensorflow import keras_internals
@@ -57,9 +56,14 @@ from keras_dist_tensorflow.workers import TensorFlowWorkers
 T = TypeVar("T")
 
 
-class StepExecutor(TensorFlowExecutor, StepRunner, CarriesScalars):
+class StepExecutor(TensorFlowExecutor, StepRunner):
     """Runs steps on replicas; subclasses keep variables and `play`."""
 
+    # As words, all scalars travel.
+    carried_dtypes = (
+        *StepRunner.carried_dtypes,
+        *("float64", "int32", "int64", "bool"),
+    )
     updater: Any
     traces_steps = True
 
@@ -212,22 +216,21 @@ class StepExecutor(TensorFlowExecutor, StepRunner, CarriesScalars):
         with on_device(self.plan.primary):
             return sum_over_workers(sums, self.workers)
 
-    @property
-    def carries_scalars(self) -> bool:
+    def carries(self, variables: Sequence[keras.Variable]) -> bool:
         return self.workers is not None and self.workers.options.dtype is None
 
-    def sum_and_gather(
+    def sum_and_carry(
         self,
         replica: Replica,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
-        scalars: Sequence[Any],
+        numbers: Sequence[Any],
     ) -> tuple[list[Any], list[list[Any]]]:
         assert self.workers is not None
         sums = self._weighted_sums(gradients, weights, variables)
         with on_device(self.plan.primary):
-            return sum_and_gather(sums, self.workers, scalars)
+            return sum_and_gather(sums, self.workers, numbers)
 
     def _weighted_sums(
         self,

@@ -87,6 +87,7 @@ def sum_and_gather(
 ) -> tuple[list[Any], list[list[Any]]]:
     """Does `sum_over_workers`, and gathers scalars in the same collective."""
     cluster = workers.cluster
+    scalars = [tf.convert_to_tensor(scalar) for scalar in scalars]
     slots = to_slots(scalars, cluster.index, cluster.num_workers)
     *sums, total = sum_over_workers([*sums, slots], workers)
     return sums, from_slots(total, scalars)

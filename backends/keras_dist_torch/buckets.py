@@ -2,8 +2,10 @@
 
 import itertools
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 from typing import Self
 
 import keras
@@ -11,6 +13,7 @@ import torch
 
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
+from keras_dist.core.plan import Cluster
 from keras_dist_torch.gradients import after_accumulation
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.transfers import numbers_on
@@ -53,7 +56,8 @@ class Order:
 class Bucket:
     """Gradients of one dtype whose sum over workers is in progress.
 
-    After them the sum has a 1 for each that is not `None`, then the flag.
+    After them the sum has a 1 for each that is not `None`, then the flag, and
+    at last each worker's numbers.
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class Bucket:
         device: torch.device,
         workers: TorchWorkers,
         flag: bool = False,
+        numbers: Sequence[Any] = (),
     ) -> None:
+        self._numbers = Numbers(numbers, workers.cluster, device)
         self._likes = [order.likes[position] for position in positions]
         dtype = self._likes[0][1]
         flags = [float(g is not None) for g in gradients] + [float(flag)]
@@ -74,25 +80,111 @@ class Bucket:
             else gradient.detach().reshape(-1).to(dtype)
             for gradient, (shape, _) in zip(gradients, self._likes, strict=True)
         ]
-        flat = torch.cat([*parts, numbers_on(device, flags).to(dtype)])
+        parts.append(numbers_on(device, flags).to(dtype))
+        flat = torch.cat([*parts, *self._numbers.sent()])
         wire = workers.options.dtype
         if wire is not None and dtype == torch.float32:
             flat = flat.to(getattr(torch, wire))
         self._flat = flat
         self._wait: Callable[[], None] = workers.start_sum(flat)
 
-    def finish(self) -> tuple[list[torch.Tensor | None], bool]:
-        """Waits; returns sums, some `None`, and if any worker's flag is set."""
+    def finish(self) -> "Finished":
         self._wait()
         sizes = [shape.numel() for shape, _ in self._likes]
-        *parts, flags = self._flat.split([*sizes, len(sizes) + 1])
-        *present, flag = flags.tolist()
-        return [
+        rest = self._flat.numel() - sum(sizes)
+        *parts, last = self._flat.split([*sizes, rest])
+        count = len(sizes) + 1
+        *present, flag = last[:count].tolist()
+        sums = [
             part.reshape(shape).to(dtype) if count else None
             for part, (shape, dtype), count in zip(
                 parts, self._likes, present, strict=True
             )
-        ], bool(flag)
+        ]
+        return Finished(sums, bool(flag), self._numbers.arrived(last[count:]))
+
+
+class Finished(NamedTuple):
+    """Sums, some `None`, and what workers have added to them."""
+
+    sums: list[torch.Tensor | None]
+    is_flagged: bool  # by any worker
+    numbers: list[list[Any]]  # of each worker
+
+
+# Integers travel as two digits in this base, which float32 has exactly.
+_BASE = 2**22
+
+
+class Numbers:
+    """Numbers of each worker at the end of a sum of float32.
+
+    Each worker has places of its own, where the others have zeros, so that
+    all numbers arrive as they are.
+    """
+
+    def __init__(
+        self, own: Sequence[Any], cluster: Cluster, device: torch.device
+    ) -> None:
+        self._own = own
+        self._cluster = cluster
+        self._device = device
+
+    def sent(self) -> list[torch.Tensor]:
+        """Returns what this worker adds to the sum, flat."""
+        if not self._own:
+            return []
+        digits: list[float] = []
+        for number in self._own:
+            if isinstance(number, int):
+                digits += _digits(number)
+        floats = [each for each in self._own if not isinstance(each, int)]
+        parts = [x.detach().to(self._device, torch.float32) for x in floats]
+        if digits:
+            parts += numbers_on(self._device, digits).unbind()
+        own = torch.stack(parts)
+        rows = own.new_zeros((self._cluster.num_workers, len(parts)))
+        rows[self._cluster.index] = own
+        return [rows.reshape(-1)]
+
+    def arrived(self, flat: torch.Tensor) -> list[list[Any]]:
+        """Returns the numbers of all workers."""
+        count = self._cluster.num_workers
+        if not self._own:
+            return [[] for _ in range(count)]
+        rows = flat.reshape(count, -1)
+        num_floats = sum(not isinstance(each, int) for each in self._own)
+        digits = rows[:, num_floats:].tolist()
+        return [
+            self._unpacked(row, iter(own))
+            for row, own in zip(rows.unbind(), digits, strict=True)
+        ]
+
+    def _unpacked(
+        self, row: torch.Tensor, digits: Iterator[float]
+    ) -> list[Any]:
+        floats = iter(row.unbind())
+        return [
+            int(next(digits)) * _BASE + int(next(digits))
+            if isinstance(own, int)
+            else next(floats).to(own.dtype)
+            for own in self._own
+        ]
+
+
+def _digits(number: int) -> tuple[int, int]:
+    high, low = divmod(number, _BASE)
+    if abs(high) > _BASE:
+        raise ValueError(
+            "Workers tell each other a metric's integers below 2**44. "
+            f"Received: {number}. Expected: a float tensor."
+        )
+    return high, low
+
+
+def carries_numbers(variables: Sequence[keras.Variable]) -> bool:
+    """Returns whether the last bucket of gradients can carry `Numbers`."""
+    return bool(variables) and str(variables[0].dtype) == "float32"
 
 
 class Overlap:
@@ -143,10 +235,14 @@ class Overlap:
         gradients: Sequence[Sequence[Any]],
         own: list[Any],
         variables: Sequence[keras.Variable],
-    ) -> list[Any]:
-        """Sums each replica's gradients, whose local sums are `own`."""
+        numbers: Sequence[Any] = (),
+    ) -> tuple[list[Any], list[list[Any]]]:
+        """Sums each replica's gradients, whose local sums are `own`.
+
+        The last sum carries this worker's numbers. Returns all workers', too.
+        """
         if not variables:
-            return own
+            return own, []
         order, _ = vars(variables[0]).get(_PLACE, (None, 0))
         if order is None or not order.is_of(variables):
             limit = self._workers.options.bytes_per_pack or BUCKET_BYTES
@@ -155,23 +251,24 @@ class Overlap:
         is_stale = bool(sent) and not self._is_same(order, gradients)
         self._ready.pop(order, None)
 
-        def send(positions: list[int], flag: bool = False) -> Bucket:
+        def send(positions: list[int], *last: Any) -> Bucket:
             chosen = [own[position] for position in positions]
             return Bucket(
-                order, positions, chosen, self._device, self._workers, flag
+                order, positions, chosen, self._device, self._workers, *last
             )
 
         *early, last = order.buckets
         started = sent + [send(positions) for positions in early[len(sent) :]]
-        final = send(last, is_stale)
-        finished = [bucket.finish()[0] for bucket in started]
-        totals, anyone_is_stale = final.finish()
+        final = send(last, is_stale, numbers)
+        finished = [bucket.finish().sums for bucket in started]
+        totals, anyone_is_stale, arrived = final.finish()
         if anyone_is_stale:
             order.is_early = False
             again = [send(positions) for positions in early]
-            finished = [bucket.finish()[0] for bucket in again]
+            finished = [bucket.finish().sums for bucket in again]
         summed = iter([*finished, totals])
-        return in_packs(lambda _: next(summed), order.buckets, own)
+        sums = in_packs(lambda _: next(summed), order.buckets, own)
+        return sums, arrived
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any

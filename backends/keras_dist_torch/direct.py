@@ -195,6 +195,9 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
             found[place] = self._in_parts(total, variables[place])
         return found
 
+    def carries(self, variables: Sequence[keras.Variable]) -> bool:
+        return False  # FSDP sends most gradients
+
     def _summed(
         self,
         own: list[Any],

@@ -72,6 +72,8 @@ class TorchHome(Home):
 class TorchExecutor(Executor):
     """The executor of one device, and the base of all executors."""
 
+    assigns_in_place = True
+
     def __init__(self, plan: Plan, workers: Workers | None = None) -> None:
         super().__init__(plan, workers)
         self.compiler = TorchCompiler()

@@ -33,6 +33,7 @@ from keras_dist.plugin.threads import Round
 from keras_dist_torch import feeding
 from keras_dist_torch import transfers
 from keras_dist_torch.buckets import Overlap
+from keras_dist_torch.buckets import carries_numbers
 from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
@@ -140,23 +141,26 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             yield
             return
         # Outside, states stay equal on all workers, so that all shuffle alike.
-        gpus = [d.index for d in self._devices if d.type == "cuda"]
-
-        def states() -> list[torch.Tensor]:
-            of_gpus = [torch.cuda.get_rng_state(index) for index in gpus]
-            return [torch.get_rng_state(), *of_gpus]
-
-        with torch.random.fork_rng(devices=gpus):
+        gpus = [each.index for each in self._devices if each.type == "cuda"]
+        if gpus:
+            torch.cuda.init()  # or there are no generators yet
+        generators = [torch.default_generator]
+        generators += [torch.cuda.default_generators[index] for index in gpus]
+        outside = [each.get_state() for each in generators]
+        try:
             seed = int(torch.randint(2**62, ()))
             seed += SEED_STRIDE * self.plan.first_replica
             # Not `torch.manual_seed`: it records the caller's stack once for
             # each kind of accelerator that is not there.
-            torch.default_generator.manual_seed(seed)
-            for index in gpus:
-                torch.cuda.default_generators[index].manual_seed(seed)
-            before = states()
+            for each in generators:
+                each.manual_seed(seed)
+            before = [each.get_state() for each in generators]
             yield
-            is_used = not all(map(torch.equal, before, states()))
+            after = [each.get_state() for each in generators]
+            is_used = not all(map(torch.equal, before, after))
+        finally:
+            for each, state in zip(generators, outside, strict=True):
+                each.set_state(state)
         if is_used:
             # Gives the next step another seed. A step that draws nothing
             # leaves the generator as one device would.
@@ -239,15 +243,32 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
+        sums, _ = self.sum_and_carry(replica, gradients, weights, variables, ())
+        return sums
+
+    def carries(self, variables: Sequence[keras.Variable]) -> bool:
+        workers = self.workers
+        if workers is None or workers.options.dtype is not None:
+            return False
+        return carries_numbers(variables)
+
+    def sum_and_carry(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+        numbers: Sequence[Any],
+    ) -> tuple[list[Any], list[list[Any]]]:
         assert isinstance(replica, TorchReplica)
         here = gradients
         if replica.moved is not None:
             here = replica.moved.bring_back(gradients)
         own = weighted_sum(here, weights, self._home)
         if self.workers is None:
-            return own
+            return own, []
         overlap = replica.overlap or Overlap(self.workers, self._home)
-        return overlap.sum(gradients, own, variables)
+        return overlap.sum(gradients, own, variables, numbers)
 
 
 class TorchCentralHome(TorchHome):

@@ -152,6 +152,9 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
     ) -> None:
         mark_slot(variable)
 
+    def carries(self, variables: Sequence[keras.Variable]) -> bool:
+        return False  # gradients are scattered
+
     def update_parts(
         self,
         optimizer: Any,

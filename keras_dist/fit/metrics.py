@@ -14,11 +14,12 @@ from typing import Any
 import keras
 
 from keras_dist.core import nests
+from keras_dist.core.context import replaced
 from keras_dist.core.packing import places
+from keras_dist.fit.adding import rows_that_add_up
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
 from keras_dist.replica import exchange
-from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 
@@ -42,6 +43,24 @@ class MetricUpdate:
         return self.update_state(*merged[:count], **dict(named))
 
 
+@dataclass(frozen=True)
+class Additions:
+    """The numbers that one replica's rows add to a metric's variables."""
+
+    metric: keras.metrics.Metric
+    variables: list[keras.Variable]
+    leaves: list[Any]
+
+    def run(self, everyone: list[exchange.Entry]) -> None:
+        """Adds the sums of all replicas."""
+        merged = exchange.join(self.leaves, everyone, exchange.mean_or_count)
+        for variable, total in zip(self.variables, merged, strict=True):
+            variable.assign(keras_internals.value_of(variable) + total)
+
+
+Update = MetricUpdate | Additions
+
+
 def hook_metrics(model: keras.Model) -> None:
     """Has the updates of a model's metrics gathered while replicas run."""
     for metric in keras_internals.all_metrics(model):
@@ -53,38 +72,36 @@ def hook_metrics(model: keras.Model) -> None:
 
 def flush(step: ReplicaStep) -> None:
     """Meets the other replicas for all pending metric updates, if any."""
+    waiting, step.waiting = step.waiting, None
+    if waiting is not None:
+        waiting()
     updates, step.updates = step.updates, []
     if not updates:
         return
 
     def update_all(everyone: list[exchange.Entry]) -> None:
-        everyone = step.exchange(everyone, exchange.mean_or_count, alike=True)
-        run_all(updates, everyone)
+        merge = exchange.mean_or_count
+        run_together(updates, step.exchange(everyone, merge, alike=True))
 
     names = ", ".join(f"'{update.metric.name}'" for update in updates)
     own = leaves_of(updates), step.share
     step.replica.meet(f"the metrics {names}", update_all, own)
-    forget_states(step, updates)
+    for update in updates:
+        step.forget(update.metric.variables)
 
 
-def leaves_of(updates: Sequence[MetricUpdate]) -> list[Any]:
-    """Returns the leaves of all updates, one after the other."""
+def leaves_of(updates: Sequence[Update]) -> list[Any]:
+    """Returns one replica's leaves of all updates."""
     return [leaf for update in updates for leaf in update.leaves]
 
 
-def run_all(
-    updates: Sequence[MetricUpdate], everyone: Sequence[exchange.Entry]
+def run_together(
+    updates: Sequence[Update], everyone: Sequence[exchange.Entry]
 ) -> None:
-    """Runs updates with the `leaves_of` of all replicas."""
+    """Updates metrics with the leaves of all replicas, in a meeting."""
     own = places([len(update.leaves) for update in updates])
     for update, place in zip(updates, own, strict=True):
         update.run([(leaves[place], share) for leaves, share in everyone])
-
-
-def forget_states(step: ReplicaState, updates: Sequence[MetricUpdate]) -> None:
-    """Has the states of updated metrics read again."""
-    for update in updates:
-        step.forget(update.metric.variables)
 
 
 def _hooked_call(original: Any) -> Callable[..., Any]:
@@ -118,6 +135,7 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
 def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
     update_state = metric.update_state
     place = _place_of_weight(update_state)
+    adds_up = rows_that_add_up(metric)
 
     def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -125,8 +143,13 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
             return update_state(*args, **kwargs)
         if step.is_rehearsal:
             return None
-        update = _update_of(metric, update_state, place, args, kwargs)
         step.replica.check_meeting(f"metric '{metric.name}'")
+        update: Update
+        workers = step.replica.group.workers
+        if workers is not None and adds_up(*args, **kwargs):
+            update = _additions_of(metric, step, update_state, args, kwargs)
+        else:
+            update = _update_of(metric, update_state, place, args, kwargs)
         step.updates.append(update)
         return None
 
@@ -147,6 +170,24 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
         return value
 
     return result_on_replicas
+
+
+def _additions_of(
+    metric: keras.metrics.Metric,
+    step: ReplicaStep,
+    update_state: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Additions:
+    """Updates a metric, but for what it adds, with this replica's rows."""
+    found: list[tuple[keras.Variable, Any]] = []
+    with replaced(step, additions=found):
+        update_state(*args, **kwargs)
+    counts = [
+        exchange.RowCount(leaf)
+        for leaf in exchange.detached([value for _, value in found])
+    ]
+    return Additions(metric, [variable for variable, _ in found], counts)
 
 
 def _place_of_weight(method: Callable[..., Any]) -> int | None:

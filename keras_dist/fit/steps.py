@@ -17,6 +17,8 @@ from keras_dist.fit.coupling import watched
 from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.rehearsal import Rehearsal
+from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
@@ -71,17 +73,29 @@ def _run(
     data: Any,
 ) -> Any:
     method = getattr(type(model), name)
+    is_of_keras = not overrides(type(model), name) and _has_own_metrics(model)
 
     def on_replica(replica: Replica, part: Any) -> Any:
         with ReplicaStep(replica, runner, strategy, kinds) as step:
             is_predicting = name == "predict_step"
             step.counts_losses = not is_predicting
+            step.ends_with_metrics = is_of_keras
             watch = watched if kinds.is_first(name) else nullcontext
             with watch(step):
                 result = method(model, part)
             return _finish(step, result, join_rows=is_predicting)
 
     return runner.run(on_replica, data)[0]
+
+
+def _has_own_metrics(model: keras.Model) -> bool:
+    """Returns whether Keras' own code collects a model's metrics."""
+    cls, names = type(model), ("compute_metrics", "get_metrics_result")
+    return (
+        cls.metrics is Trainer.metrics
+        and not any(overrides(cls, name) for name in names)
+        and not any(name in vars(model) for name in names)
+    )
 
 
 def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:

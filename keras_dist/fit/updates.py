@@ -1,6 +1,7 @@
 """Updates by optimizers: replicas meet, sum their gradients, update once."""
 
 import functools
+import itertools
 import threading
 import warnings
 import weakref
@@ -12,15 +13,16 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit import metrics
+from keras_dist.fit.metrics import leaves_of
+from keras_dist.fit.metrics import run_together
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
+from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.replica import exchange
 from keras_dist.replica import state
-from keras_dist.replica.carried import sum_and_exchange
-from keras_dist.replica.carried import take_carried
 
 # Optimizers whose gradients have been checked.
 _known: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -33,11 +35,41 @@ def update(
     grads: Any,
     variables: list[keras.Variable] | None,
 ) -> None:
-    """Sums gradients over replicas, then calls Keras' `apply` once."""
+    """Sums gradients over replicas, then calls Keras' `apply` once.
 
+    Where only Keras' own code follows in the step, which reads no variables but
+    those of metrics, this waits for metrics to travel with the gradients.
+    """
     grads = list(grads)
     warn_if_changed(step, optimizer, grads, variables)
-    carried = take_carried(step)
+    own = variables
+    if own is None:
+        own = trainable_variables(optimizer)
+    carries = isinstance(step, state.ReplicaStep) and step.runner.carries(own)
+    update_now = functools.partial(
+        _update_together, step, optimizer, apply, grads, variables, carries
+    )
+    is_of_keras = not overrides(type(optimizer), "apply")
+    if (
+        carries
+        and step.ends_with_metrics
+        and is_of_keras
+        and "apply" not in vars(optimizer)
+    ):
+        step.waiting = update_now
+    else:
+        update_now()
+
+
+def _update_together(
+    step: state.ReplicaState,
+    optimizer: keras.optimizers.Optimizer,
+    apply: Callable[[Any, Any, Any], None],
+    grads: list[Any],
+    variables: list[keras.Variable] | None,
+    carries: bool,
+) -> None:
+    riders = _riders(step) if carries else []
 
     def update_once(everyone: list[Any]) -> None:
         gradients, shares, writes, leaves = zip(*everyone, strict=True)
@@ -59,16 +91,11 @@ def update(
             own = variables
             if own is None:
                 own = trainable_variables(optimizer)
-            if carried:
-                entries = list(zip(leaves, shares, strict=True))
-                reduced, entries = sum_and_exchange(
-                    step, gradients, weights, own, entries
-                )
-                metrics.run_all(carried, entries)
-            else:
-                reduced = step.sum_gradients(gradients, weights, own)
+            entries = list(zip(leaves, shares, strict=True))
+            reduced, entries = _summed(step, gradients, weights, own, entries)
             with runner.updating(optimizer):
                 apply(optimizer, reduced, variables)
+            run_together(riders, entries)
         # Called in the meeting: when a replica goes on, those before it may
         # have written again.
         step.replica.committed()
@@ -76,18 +103,49 @@ def update(
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
-        (
-            step.of_its_own(grads),
-            step.share,
-            step.writes,
-            metrics.leaves_of(carried),
-        ),
+        (step.of_its_own(grads), step.share, step.writes, leaves_of(riders)),
     )
-    metrics.forget_states(step, carried)
     for key in _of_trainable(step.writes):
         del step.writes[key]
     step.forget([*(variables or ()), *trainable_variables(optimizer)])
     step.forget(optimizer.variables)
+    for rider in riders:
+        step.forget(rider.metric.variables)
+
+
+def _riders(step: state.ReplicaState) -> list[Any]:
+    """Takes the metric updates that wait and can travel with gradients."""
+    waiting, dtypes = list(step.updates), step.runner.carried_dtypes
+
+    def is_light(update: Any) -> bool:
+        return all(exchange.is_light(leaf, dtypes) for leaf in update.leaves)
+
+    riders = list(itertools.takewhile(is_light, waiting))
+    step.updates = waiting[len(riders) :]
+    return riders
+
+
+def _summed(
+    step: state.ReplicaState,
+    gradients: Sequence[Sequence[Any]],
+    weights: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    entries: list[exchange.Entry],
+) -> tuple[list[Any], list[exchange.Entry]]:
+    """Returns the sums of gradients, and what metrics get of each worker."""
+    if not entries[0][0]:
+        return step.sum_gradients(gradients, weights, variables), []
+    reduced: list[Any] = []
+
+    def send(numbers: list[Any]) -> list[list[Any]]:
+        sums, arrived = step.runner.sum_and_carry(
+            step.replica, gradients, weights, variables, numbers
+        )
+        reduced[:] = sums
+        return arrived
+
+    group, merge = step.replica.group, exchange.mean_or_count
+    return reduced, exchange.with_gradients(group, entries, merge, send)
 
 
 def _check_gradients_add_up(

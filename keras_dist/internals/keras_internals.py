@@ -1,7 +1,7 @@
 """A door to Keras' private names in the front end.
 
-`keras_data` and `keras_optimizers` have those of two subjects, this module all
-others.
+`keras_data`, `keras_metrics` and `keras_optimizers` have those of a subject
+each, this module all others.
 
 | name | why |
 |---|---|

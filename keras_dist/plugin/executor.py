@@ -39,6 +39,8 @@ class Executor(ABC):
 
     # Compiles functions for the plan; `None` if the framework can't.
     compiler: Compiler | None = None
+    # True if a variable stays where it is when it is assigned.
+    assigns_in_place = False
     # True if a model outside any strategy may train layers that it shares
     # with a distributed model.
     shares_layers = True

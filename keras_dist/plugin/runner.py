@@ -18,6 +18,9 @@ T = TypeVar("T")
 class ReplicaRunner(ABC):
     """A runner of replicas, which also sums their gradients."""
 
+    # Dtypes of scalars that `sum_and_carry` takes.
+    carried_dtypes: Sequence[str] = ("float16", "bfloat16", "float32")
+
     @abstractmethod
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         """Calls `fn(replica)` once for each replica, on its device.
@@ -57,6 +60,37 @@ class ReplicaRunner(ABC):
             List with a gradient for each variable, `None` where no replica has
             one.
         """
+
+    def carries(self, variables: Sequence[keras.Variable]) -> bool:
+        """Returns whether `sum_and_carry` may be called for gradients.
+
+        Args:
+            variables: Sequence of the gradients' variables.
+        """
+        return False
+
+    def sum_and_carry(
+        self,
+        replica: Replica,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+        numbers: Sequence[Any],
+    ) -> tuple[list[Any], list[list[Any]]]:
+        """Sums gradients, and tells numbers to all workers by the way.
+
+        Args:
+            replica: As for `sum_gradients`, as are the next three.
+            gradients: See there.
+            weights: See there.
+            variables: See there.
+            numbers: Sequence of integers below 2**44 and of scalar tensors
+                with `carried_dtypes`, of the same kinds on each worker.
+
+        Returns:
+            The sums, and a list with the numbers of each worker, as they are.
+        """
+        raise NotImplementedError
 
     def updating(
         self, optimizer: keras.optimizers.Optimizer

@@ -154,33 +154,20 @@ Entry = tuple[list[Any], Share]
 
 
 def with_other_workers(
-    group: ReplicaGroup,
-    own: list[Entry],
-    combine: Combine,
-    alike: bool = False,
-    gather: Callable[..., list[list[Any]]] | None = None,
+    group: ReplicaGroup, own: list[Entry], combine: Combine, alike: bool = False
 ) -> list[Entry]:
     """Returns the entries of this worker's replicas and one of each other
-    worker; `alike` joins this worker's too, so that results are the same.
-    `gather` stands for `workers.gather_rows`."""
+    worker; `alike` joins this worker's too, so that results are the same."""
     workers = group.workers
     if workers is None:
         return own
     index = workers.cluster.index
-    leaves, share = own[0]
-    # The rows of a lone replica are its worker's.
-    if len(own) > 1 or not (isinstance(share.rows, int) and share.rows):
-        leaves = join_leaves(
-            [leaves for leaves, _ in own],
-            [_within(share, group.shares[index]) for _, share in own],
-            combine,
-        )
-    leaves = [x.rows if isinstance(x, RowCount) else x for x in leaves]
+    leaves = _leaves_of_worker(group, own, combine)
     both = [*leaves, *map(keras_internals.get_mask, leaves)]
     travelling = [i for i, leaf in enumerate(both) if _travels(leaf)]
     sent = [ops.convert_to_tensor(both[i]) for i in travelling]
     are_bool = [_is_bool(tensor) for tensor in sent]
-    arrived = (gather or workers.gather_rows)(
+    arrived = workers.gather_rows(
         [
             ops.cast(tensor, "uint8") if is_bool else tensor
             for tensor, is_bool in zip(sent, are_bool, strict=True)
@@ -201,10 +188,60 @@ def with_other_workers(
     return entries
 
 
+def is_light(leaf: Any, dtypes: Sequence[str]) -> bool:
+    """Returns whether a leaf is a number, as a tensor of one of some dtypes."""
+    value = leaf.rows if isinstance(leaf, RowCount) else leaf
+    if ops.is_tensor(value):
+        dtype = keras.backend.standardize_dtype(value.dtype)
+        return not len(value.shape) and dtype in dtypes
+    return value is None or (
+        isinstance(value, int) and not isinstance(value, bool)
+    )
+
+
+def with_gradients(
+    group: ReplicaGroup,
+    own: list[Entry],
+    combine: Combine,
+    send: Callable[[list[Any]], list[list[Any]]],
+) -> list[Entry]:
+    """Returns an entry of each worker, of light leaves.
+
+    `send` gets this worker's numbers, and returns those of all workers.
+    """
+    leaves = _leaves_of_worker(group, own, combine)
+    places = [i for i, leaf in enumerate(leaves) if leaf is not None]
+    entries: list[Entry] = []
+    everyone = send([leaves[i] for i in places])
+    for numbers, share in zip(everyone, group.shares, strict=True):
+        theirs = list(leaves)
+        for i, number in zip(places, numbers, strict=True):
+            theirs[i] = number
+        entries.append((_as_own(own[0][0], theirs), share))
+    return entries
+
+
+def _leaves_of_worker(
+    group: ReplicaGroup, own: list[Entry], combine: Combine
+) -> list[Any]:
+    """Joins the leaves of this worker's replicas; of `RowCount`s, the rows."""
+    leaves, share = own[0]
+    # The rows of a lone replica are its worker's.
+    if len(own) > 1 or not (isinstance(share.rows, int) and share.rows):
+        assert group.workers is not None
+        of_worker = group.shares[group.workers.cluster.index]
+        leaves = join_leaves(
+            [leaves for leaves, _ in own],
+            [_within(share, of_worker) for _, share in own],
+            combine,
+        )
+    return [x.rows if isinstance(x, RowCount) else x for x in leaves]
+
+
 def _as_own(like: list[Any], both: list[Any]) -> list[Any]:
     """Returns leaves in the form of a replica's own, given leaves and masks."""
     leaves, masks = both[: len(like)], both[len(like) :]
-    for leaf, mask in zip(leaves, masks, strict=True):
+    for leaf, mask in zip(leaves, masks, strict=False):
         if mask is not None:
             keras_internals.set_mask(leaf, mask)
     return [

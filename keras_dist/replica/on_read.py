@@ -12,6 +12,7 @@ from keras_dist.core.components import Component
 from keras_dist.core.context import inlines
 from keras_dist.internals import keras_internals
 from keras_dist.replica.aggregation import set_all_components
+from keras_dist.replica.state import of_thread
 from keras_dist.replica.variables import DistributedVariable
 from keras_dist.replica.variables import written
 
@@ -46,6 +47,13 @@ class SyncOnReadVariable(DistributedVariable):
         if self.uncombined is not None:
             self.combine(self)
         return self._own
+
+    def assign_add(self, value: Any) -> Any:
+        step = of_thread.step
+        if step is None or step.additions is None:
+            return super().assign_add(value)
+        step.additions.append((self, value))
+        return value
 
     def begin(self, is_total: bool) -> None:
         """Sets the initial value of a variable that a strategy created."""

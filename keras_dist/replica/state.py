@@ -135,6 +135,12 @@ class ReplicaState(ABC):
 
     # Whether its results are dropped.
     is_rehearsal = False
+    # Whether nothing follows the update by an optimizer but Keras' metrics.
+    ends_with_metrics = False
+    # That update, while it waits for metrics, to meet others but once.
+    waiting: Callable[[], None] | None = None
+    # Metric updates that wait for the next meeting.
+    updates: Sequence[Any] = ()
 
     def __init__(
         self, replica: Replica, runner: ReplicaRunner, strategy: StrategyBase
@@ -242,8 +248,9 @@ class ReplicaStep(ReplicaState):
         self.looks_at_gradients = kinds.looks_at_gradients
         # Ids of variables that every replica gives the same value.
         self.alike: set[int] = set()
-        # Metric updates that wait for the next meeting.
         self.updates: list[Any] = []
+        # What a metric adds to its variables, while that is noted.
+        self.additions: list[tuple[keras.Variable, Any]] | None = None
         # By id, tensors that are the same on every replica.
         self.results: dict[int, Any] = {}
         # Whether a loss returned a value for each row of the global batch.
@@ -336,8 +343,6 @@ class ReplicaStep(ReplicaState):
         own: list[Entry],
         combine: Combine = mean_over_rows,
         alike: bool = False,
-        gather: Callable[..., list[list[Any]]] | None = None,
     ) -> list[Entry]:
         """Returns the entries of all replicas, as `with_other_workers`."""
-        group = self.replica.group
-        return with_other_workers(group, own, combine, alike, gather)
+        return with_other_workers(self.replica.group, own, combine, alike)

@@ -19,6 +19,7 @@ from keras_dist.plugin.home import ShardedHome
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import forget_above
+from keras_dist.replica.state import ReplicaScope
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import of_thread
 
@@ -44,7 +45,19 @@ class DistributedVariable(keras.Variable):
     def value(self) -> Any:
         call = of_thread.call
         if call is None:
-            return super().value
+            # Each step reads often, and Keras' own way takes a dozen calls.
+            opened = keras_internals.global_state.GLOBAL_STATE_TRACKER
+            scope, found = getattr(opened, "stateless_scope", None), None
+            if (
+                getattr(opened, "autocast_scope", None) is not None
+                or str(getattr(opened, "torch_device", None)) == "meta"
+            ):
+                pass  # another tensor stands for the value
+            elif scope is None:
+                found = self._value
+            elif type(scope) is ReplicaScope:
+                found = scope.get_current_value(self)
+            return super().value if found is None else found
         scope = keras_internals.stateless_scope()
         if (
             scope is None
@@ -119,7 +132,9 @@ class DistributedVariable(keras.Variable):
         # The result of `assign` is not kept: a second reference to an array
         # would make a later update copy it.
         super().assign(value)
-        self.home.settle()
+        executor = self.distribute_strategy.executor
+        if not executor.assigns_in_place:
+            executor.home(self).settle()
         return self.value
 
     def __float__(self) -> float:

@@ -12,6 +12,14 @@ from keras_dist.bench.loops import Loop
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.workers import alone_on_purpose
 
+# By name, what `compile` gets.
+METRICS = {
+    "loss": None,
+    "none": [],
+    "adding": ["mae", "mse"],
+    "others": ["mae", keras.metrics.RootMeanSquaredError],
+}
+
 
 class Counts:
     """How often workers met, until `taken`."""
@@ -52,9 +60,16 @@ def everything(steps):
     workers = strategy.executor.workers
     counts = Counts(workers)
     workers.options = options._replace(bytes_per_pack=0)
-    found = {"whole": fitted(strategy, counts, steps, width=8)}
+    found = {
+        kind: fitted(strategy, counts, steps, 8, metrics)
+        for kind, metrics in METRICS.items()
+    }
+    workers.options = workers.options._replace(dtype="bfloat16")
+    found["bfloat16"] = fitted(strategy, counts, steps, width=8)
     workers.options = options
     found["buckets"] = fitted(strategy, counts, steps, width=40)
+    found["told"] = told(strategy, counts, Told)
+    found["told_before"] = told(strategy, counts, ToldBefore)
     found["twice"] = twice(strategy, counts)
     found["broken"] = broken(strategy, counts)
 
@@ -102,7 +117,7 @@ def calls_a_step(scope):
         return measure.calls_a_step(Fit(), 10)
 
 
-def fitted(strategy, counts, steps, width):
+def fitted(strategy, counts, steps, width, metrics=("mae", "mse")):
     x = np.ones((4 * steps, width), "float32")
     with strategy.scope():
         model = keras.Sequential(
@@ -113,7 +128,8 @@ def fitted(strategy, counts, steps, width):
                 keras.layers.Dense(width, use_bias=False),
             ]
         )
-        model.compile("sgd", "mse", metrics=["mae", "mse"])
+        made = [m if isinstance(m, str) else m() for m in metrics or ()]
+        model.compile("sgd", "mse", metrics=metrics and made)
     # Variables that the first step makes are the chief's, too.
     model.optimizer.build(model.trainable_variables)
     model.test_on_batch(x[:4], x[:4])
@@ -166,6 +182,55 @@ def twice(strategy, counts):
     weights = trained(strategy.scope())
     found = counts.taken()
     return {"weights": weights, "expected": expected, **found}
+
+
+class Told(keras.Model):
+    """Its metrics tell of variables that the update has changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, use_bias=False)
+        self.sum = keras.metrics.Sum(name="sum")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.sum.update_state(x)
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**found, "steps": self.optimizer.iterations}
+
+
+class ToldBefore(Told):
+    """It reads PyTorch's own tensor before any metric."""
+
+    def compute_metrics(self, *args, **kwargs):
+        kernel = self.dense.held[0].detach().sum()
+        return {**super().compute_metrics(*args, **kwargs), "kernel": kernel}
+
+
+def told(strategy, counts, kind):
+    """Logs of steps with 5 rows, with a NaN, and where a worker has none."""
+    x = np.arange(16.0, dtype="float32").reshape(8, 2) / 16
+    y = np.ones((8, 1), "float32")
+    y[6] = np.nan
+
+    def logs(scope):
+        with scope:
+            model = kind()
+            model(x)
+            model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+        model.set_weights([np.full(w.shape, 0.5) for w in model.weights])
+        model.dense.held = [model.dense.kernel.value]
+        counts.taken()
+        found = [
+            model.train_on_batch(x[part], y[part], return_dict=True)
+            for part in (slice(0, 5), slice(5, 6), slice(6, 8))
+        ]
+        return [{k: float(v) for k, v in each.items()} for each in found]
+
+    expected = logs(keras_dist.OneDeviceStrategy("cpu:0").scope())
+    return {"logs": logs(strategy.scope()), "expected": expected}
 
 
 class Broken(TwicePassed):

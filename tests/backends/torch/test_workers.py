@@ -17,6 +17,7 @@ from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import alone_on_purpose
 from keras_dist_torch import stores
 from keras_dist_torch import workers
+from keras_dist_torch.buckets import Numbers
 from workers import count_jobs
 
 STEPS = 4
@@ -29,14 +30,23 @@ def counted():
     )
 
 
-def test_one_bucket_and_one_exchange_a_step(counted):
+@pytest.mark.parametrize("kind", ["loss", "none", "adding"])
+def test_metrics_travel_with_the_only_bucket(counted, kind):
     for worker in counted:
-        assert worker["whole"]["sums"] == STEPS
-        assert worker["whole"]["gathers"] == STEPS
+        assert worker[kind]["sums"] == STEPS
+        assert worker[kind]["gathers"] == 0
+
+
+@pytest.mark.parametrize("kind", ["others", "bfloat16"])
+def test_one_bucket_and_one_exchange_a_step(counted, kind):
+    """Rows do not fit, and no metric is sent in 16 bits."""
+    for worker in counted:
+        assert worker[kind]["sums"] == STEPS
+        assert worker[kind]["gathers"] == STEPS
 
 
 @pytest.mark.parametrize(
-    ("variables", "most"), [("mirrored", 1.5), ("sharded", 2.3)]
+    ("variables", "most"), [("mirrored", 1.2), ("sharded", 2.0)]
 )
 def test_python_calls_of_a_step_in_those_of_plain_keras(
     counted, variables, most
@@ -53,7 +63,34 @@ def test_buckets_leave_during_the_backward_pass(counted):
         # The first step learns which gradients come with which, and the last
         # bucket leaves with the update.
         assert found["early"] == 2 * (STEPS - 1)
-        assert found["gathers"] == STEPS
+        assert found["gathers"] == 0
+
+
+@pytest.mark.parametrize("kind", ["told", "told_before"])
+def test_logs_are_those_of_one_device(counted, kind):
+    """An update that waits for metrics has happened where it shows."""
+    for worker in counted:
+        found = worker[kind]
+        for own, expected in zip(found["logs"], found["expected"], strict=True):
+            assert own == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert repr(counted[0][kind]["logs"]) == repr(counted[1][kind]["logs"])
+
+
+def _two_workers_sum(*numbers):
+    made = [
+        Numbers(own, Cluster(index, "a:1", ("a:1", "b:1")), torch.device("cpu"))
+        for index, own in enumerate(numbers)
+    ]
+    (first,), (second,) = (each.sent() for each in made)
+    return [each.arrived(first + second) for each in made]
+
+
+def test_numbers_of_workers_arrive_as_they_are():
+    first = [torch.tensor(0.1), 3, torch.tensor(float("nan")), 2**40 + 1]
+    second = [torch.tensor(7.0), -5, torch.tensor(float("inf")), 2**24 + 1]
+    first[0], second[0] = first[0].bfloat16(), second[0].bfloat16()
+    for arrived in _two_workers_sum(first, second):
+        assert repr(arrived) == repr([first, second])
 
 
 def test_two_backward_passes_for_one_update(counted):

@@ -1,0 +1,80 @@
+"""Metrics whose variables are sums over rows: Keras' means and sums.
+
+Each replica adds up its own rows. All others need the rows of all replicas.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_dist.core import nests
+from keras_dist.internals import keras_metrics
+from keras_dist.internals.keras_internals import is_of_keras
+from keras_dist.replica.exchange import is_row_shaped
+
+AddsUp = Callable[..., bool]
+
+
+def rows_that_add_up(metric: keras.metrics.Metric) -> AddsUp:
+    """Returns a function that tells whether a call of `update_state` adds up,
+    given its arguments."""
+    update_state = type(metric).update_state
+    if update_state in (
+        keras.metrics.Mean.update_state,
+        keras.metrics.Sum.update_state,
+    ):
+        return _are_rows
+    if isinstance(metric, keras_metrics.CompileMetrics):
+        adds_up = _once_for_shapes(_of_compiled, metric)
+        return lambda *args, **options: (
+            metric.built and adds_up(*args, **options)
+        )
+    if update_state is keras.metrics.MeanMetricWrapper.update_state:
+        return _once_for_shapes(_of_function, metric)
+    return _never
+
+
+def _once_for_shapes(
+    find_out: Callable[[Any, Any, Any], bool], metric: Any
+) -> AddsUp:
+    known: dict[Any, bool] = {}
+
+    def adds_up(y_true: Any, y_pred: Any, sample_weight: Any = None) -> bool:
+        leaves = nests.flatten([y_true, y_pred, sample_weight])
+        if not all(leaf is None or is_row_shaped(leaf) for leaf in leaves):
+            return False
+        key = tuple(
+            None if leaf is None else tuple(leaf.shape[1:]) for leaf in leaves
+        )
+        if key not in known:
+            known[key] = find_out(metric, y_true, y_pred)
+        return known[key]
+
+    return adds_up
+
+
+def _of_compiled(metric: Any, y_true: Any, y_pred: Any) -> bool:
+    return all(
+        rows_that_add_up(each)(*pair)
+        for each, *pair in keras_metrics.compiled_pairs(metric, y_true, y_pred)
+    )
+
+
+def _of_function(metric: Any, y_true: Any, y_pred: Any) -> bool:
+    fn, options = keras_metrics.function_of(metric)
+    # Along another axis, a function may couple rows.
+    if not is_of_keras(fn) or options.get("axis", -1) != -1:
+        return False
+    # Of one axis, for instance, a function takes the mean.
+    values = fn(y_true, y_pred, **options)
+    return is_row_shaped(values) and values.shape[0] == y_pred.shape[0]
+
+
+def _never(*args: Any, **kwargs: Any) -> bool:
+    return False
+
+
+def _are_rows(values: Any, sample_weight: Any = None) -> bool:
+    has_weights = sample_weight is None or is_row_shaped(sample_weight)
+    return has_weights and is_row_shaped(values)
