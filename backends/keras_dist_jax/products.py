@@ -3,9 +3,10 @@
 The gradient of `kernel` in `x @ kernel` is a transposed product in JAX. XLA
 sums the product over the devices before it transposes it, and each value that
 an optimizer then computes from the sum reads it across its rows. The product
-of the swapped operands has the same bits and needs no transposition. In
-tests/backends/jax, `late_transposition.py` is the report to JAX, and its test
-tells when JAX does this itself.
+of the swapped operands needs no transposition. On one device, XLA swaps them
+itself, so that the bits are the same there. In tests/backends/jax,
+`late_transposition.py` is the report to JAX, and `test_products.py` tells when
+JAX swaps them here too.
 """
 
 import collections
