@@ -10,7 +10,6 @@ import jax
 from jax.extend import core
 
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.central import CentralRunning
 from keras_dist_jax.central import Merge
 from keras_dist_jax.central import bring
@@ -248,7 +247,7 @@ class CentralStep(FitStep):
         self, values: Any, sharding: Any, data: Any, rows: int | None
     ) -> StepParts:
         running, mesh = self._running, self._running.layout
-        step = guarded(all_values(self._fn), running.failures)
+        step = running.for_mesh(all_values(self._fn))
 
         def on_rows(state: Any, data: Any) -> Any:
             return step(state, mesh.unpad(data, rows))

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.extend.core import Literal
 from jax.extend.core import gensym
+from jax.extend.core import jaxpr_as_fun
 from jax.extend.core import jaxprs_in_params
 
 from keras_dist.errors import ReplicaDivergenceError
@@ -130,12 +131,19 @@ def walk(
     return [value_of(atom, values) for atom in jaxpr.outvars]
 
 
-def rewritten(program: Any, change: Callable[[Any], Any]) -> Any:
-    """Replaces each equation of a program, and of those inside of it."""
+def rewritten(
+    program: Any,
+    change: Callable[[Any], Any] = lambda equation: equation,
+    arrange: Callable[[Any], Sequence[Any]] = lambda program: program.eqns,
+) -> Any:
+    """Replaces each equation of a program, and of those inside of it.
+
+    First, `arrange` chooses the equations of each of these programs.
+    """
 
     def param(value: Any) -> Any:
         if is_program(value):
-            return rewritten(value, change)
+            return rewritten(value, change, arrange)
         if isinstance(value, (tuple, list)) and any(map(is_program, value)):
             return type(value)(map(param, value))
         return value
@@ -144,8 +152,24 @@ def rewritten(program: Any, change: Callable[[Any], Any]) -> Any:
         params = {key: param(each) for key, each in equation.params.items()}
         return change(equation.replace(params=params))
 
-    equations = [*map(replaced, opened(program).eqns)]
+    equations = [*map(replaced, arrange(opened(program)))]
     return with_parts(program, eqns=equations)
+
+
+def edited(
+    fn: Callable[..., Any], *edits: Callable[[Any], Any]
+) -> Callable[..., Any]:
+    """Makes a function that runs the edited program of another one."""
+
+    def run(*args: Any) -> Any:
+        program, shapes = jax.make_jaxpr(fn, return_shape=True)(*args)
+        for edit in edits:
+            program = edit(program)
+        leaves = jaxpr_as_fun(program)(*jax.tree.leaves(args))
+        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+    run.__name__ = fn.__name__
+    return run
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax import arrays
 from keras_dist_jax import batches
+from keras_dist_jax.jaxprs import edited
 from keras_dist_jax.machine import described
 from keras_dist_jax.machine import is_described
 from keras_dist_jax.machine import is_elsewhere
@@ -25,6 +27,7 @@ from keras_dist_jax.machine import jit
 from keras_dist_jax.machine import local_devices
 from keras_dist_jax.meshes import mesh_on
 from keras_dist_jax.meshes import shardings_on
+from keras_dist_jax.products import untransposed
 from keras_dist_jax.scatters import with_whole_rows
 
 # Names of the state's groups in a training step.
@@ -65,6 +68,8 @@ class Layout(ABC):
         self.first = 0
         # Whether steps must not be dispatched on top of each other.
         self.one_at_a_time = False
+        # What changes the program of a step for the devices' compiler.
+        self.edits: tuple[Callable[[Any], Any], ...] = ()
         # The axes of a replica's mesh, by name; none for one device.
         self.logical_axes: dict[str, int] = {}
         self.unequal = UnequalLengths()
@@ -229,12 +234,15 @@ class MeshLayout(Layout):
         self.holders = tuple(device for own in replicas for device in own)
         self.logical_axes = dict([*whole.mesh.shape.items()][1:])
         self.cut = cut
-        self.one_at_a_time = self.devices[0].platform == "cpu"
+        if self.devices[0].platform == "cpu":
+            self.one_at_a_time = True
+            self.edits = (untransposed,)
 
     def uneven(self, step: StepFn) -> StepFn:
         if not self.logical_axes:
             return step
-        return with_whole_rows(step, self.whole.mesh)
+        whole = functools.partial(with_whole_rows, mesh=self.whole.mesh)
+        return edited(step, whole)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         # Batches are made on the host: else all of them would pass through the

@@ -20,8 +20,10 @@ import keras
 
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import any_of
+from keras_dist_jax.jaxprs import edited
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
@@ -112,6 +114,11 @@ class Running:
                 arrays.copy_shared(group)
         self.lay_out(values, names)
         return token
+
+    def for_mesh(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes a step that notes errors of callbacks, for several devices."""
+        guard = functools.partial(guarded, failures=self.failures)
+        return edited(step, guard, *self.layout.edits)
 
     def home(self, variable: keras.Variable) -> Layout:
         """Returns the layout on which a variable rests while no step runs."""

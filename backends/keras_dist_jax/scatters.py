@@ -6,11 +6,9 @@ embedding would get a gradient of a row that does not exist. So such a scatter
 gets all rows on each device.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend import core
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -21,7 +19,7 @@ from keras_dist_jax.jaxprs import rewritten
 _ANY = PartitionSpec.UNCONSTRAINED
 
 
-def with_whole_rows(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+def with_whole_rows(program: Any, mesh: Mesh) -> Any:
     """Makes the scatters of a step take all of their rows on each device."""
 
     def whole(array: Any, spec: Any) -> Any:
@@ -47,11 +45,4 @@ def with_whole_rows(step: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
         (called,) = jax.make_jaxpr(jax.jit(call))(*described).eqns
         return called.replace(invars=equation.invars, outvars=equation.outvars)
 
-    def run(*args: Any) -> Any:
-        program, shapes = jax.make_jaxpr(step, return_shape=True)(*args)
-        call = core.jaxpr_as_fun(rewritten(program, change))
-        leaves = call(*jax.tree.leaves(args))
-        return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-
-    run.__name__ = step.__name__
-    return run
+    return rewritten(program, change)

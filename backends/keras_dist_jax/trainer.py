@@ -14,7 +14,6 @@ import keras
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.running import FitStep
@@ -229,7 +228,7 @@ class Trainer:
 
         def compiled(step: StepFn, **options: bool) -> Programs:
             if layout.is_mesh:
-                step = guarded(step, running.failures)
+                step = running.for_mesh(step)
             return layout.compile(step, is_sharded=is_sharded, **options)
 
         return FitStep(
