@@ -3,14 +3,15 @@
 Each replica adds up its own rows. All others need the rows of all replicas.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from keras_dist.core import nests
+from keras_dist.fit.losses import is_function_of_rows
 from keras_dist.internals import keras_metrics
-from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.replica.exchange import is_row_shaped
 
 AddsUp = Callable[..., bool]
@@ -64,7 +65,11 @@ def _of_compiled(metric: Any, y_true: Any, y_pred: Any) -> bool:
 def _of_function(metric: Any, y_true: Any, y_pred: Any) -> bool:
     fn, options = keras_metrics.function_of(metric)
     # Along another axis, a function may couple rows.
-    if not is_of_keras(fn) or options.get("axis", -1) != -1:
+    if not (
+        inspect.isfunction(fn)
+        and is_function_of_rows(fn)
+        and options.get("axis", -1) == -1
+    ):
         return False
     # Of one axis, for instance, a function takes the mean.
     values = fn(y_true, y_pred, **options)

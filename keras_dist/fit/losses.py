@@ -124,9 +124,13 @@ def treats_rows_one_by_one(loss: Any) -> bool:
     if not is_of_keras(type(loss)):
         return False
     fn = getattr(loss, "fn", None)
-    return fn is None or (
-        is_of_keras(fn) and getattr(fn, "__name__", None) not in _COUPLES_ROWS
-    )
+    return fn is None or is_function_of_rows(fn)
+
+
+def is_function_of_rows(fn: Any) -> bool:
+    """Returns whether it is a function of Keras that couples no rows."""
+    name = getattr(fn, "__name__", None)
+    return is_of_keras(fn) and name not in _COUPLES_ROWS
 
 
 def _mask_and_divisor(
