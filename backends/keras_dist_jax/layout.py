@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import functools
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
@@ -234,15 +233,14 @@ class MeshLayout(Layout):
         self.holders = tuple(device for own in replicas for device in own)
         self.logical_axes = dict([*whole.mesh.shape.items()][1:])
         self.cut = cut
-        if self.devices[0].platform == "cpu":
-            self.one_at_a_time = True
-            self.edits = (untransposed,)
+        self.one_at_a_time = self.devices[0].platform == "cpu"
+        self.edits = (untransposed,) if self.one_at_a_time else ()
 
     def uneven(self, step: StepFn) -> StepFn:
         if not self.logical_axes:
             return step
-        whole = functools.partial(with_whole_rows, mesh=self.whole.mesh)
-        return edited(step, whole)
+        mesh = self.whole.mesh
+        return edited(step, lambda program: with_whole_rows(program, mesh))
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         # Batches are made on the host: else all of them would pass through the

@@ -29,7 +29,8 @@ Send = Callable[[Any], Callable[[], Any]]
 
 class _Now(threading.local):
     def __init__(self) -> None:
-        self.send: Send | None = None
+        # Makes what sends the batches of one pass.
+        self.make: Callable[[], Send] | None = None
         self.ahead = 0
 
 
@@ -43,8 +44,11 @@ def to_gpu(device: torch.device, executor: Executor) -> Iterator[None]:
         yield
         return
     hook_batches(_fed)
-    send = Lane(device).send
-    with replaced(_now, send=send, ahead=executor.batches_ahead):
+
+    def make() -> Send:
+        return Lane(device).send
+
+    with replaced(_now, make=make, ahead=executor.batches_ahead):
         yield
 
 
@@ -52,15 +56,19 @@ def to_gpu(device: torch.device, executor: Executor) -> Iterator[None]:
 def from_host() -> Iterator[None]:
     """Has trainers read batches on the host, which steps send, inside."""
     hook_batches(_fed)
-    with replaced(_now, send=lambda batch: lambda: batch, ahead=0):
+    with replaced(_now, make=lambda: _as_it_is, ahead=0):
         yield
 
 
+def _as_it_is(batch: Any) -> Callable[[], Any]:
+    return lambda: batch
+
+
 def _fed(batches: Iterable[Any], may_read_ahead: bool) -> Iterable[Any]:
-    if _now.send is None:
+    if _now.make is None:
         return batches
     ahead = _now.ahead if may_read_ahead else 0
-    return sent_ahead(batches, _now.send, ahead)
+    return sent_ahead(batches, _now.make(), ahead)
 
 
 class Lane:

@@ -116,10 +116,10 @@ Y = X[:, :1].copy()
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_fit_sends_batches_ahead_with_the_same_numbers(gpu, ahead):
     found = fitted((X, Y), batch_size=4, epochs=2, ahead=ahead)
-    (lane,) = LANES
     # Keras looks at the first batch, to build the optimizer.
-    assert lane.sent[-6:] == 2 * [2 * [("cpu", n)] for n in (4, 4, 2)]
-    assert 6 < len(lane.sent) <= 6 + ahead + 1
+    looked, *epochs = [lane.sent for lane in LANES if lane.sent]
+    assert len(looked) <= ahead + 1
+    assert epochs == 2 * [[2 * [("cpu", n)] for n in (4, 4, 2)]]
     for got, want in zip(found, plain(), strict=True):
         np.testing.assert_array_equal(got, want)
 
