@@ -33,6 +33,8 @@ from keras_dist_torch.workers import TorchWorkers
 class SimulatedWorkers(TorchWorkers):
     """Workers that are not here: all of them would do what this one does."""
 
+    have_values = False
+
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         # Without a network, nothing else of `TorchWorkers` can be made.
         Workers.__init__(self, cluster, options)

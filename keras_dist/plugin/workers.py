@@ -38,6 +38,8 @@ class Workers(ABC):
 
     # `None` on backends that keep each variable whole.
     meetings: Meetings | None = None
+    # False where tensors are only described, as in a simulation.
+    have_values = True
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         self.cluster = cluster

@@ -97,7 +97,8 @@ def take_chiefs_values(
     if not chosen:
         return
     values = [keras_internals.value_of(variable) for variable in chosen]
-    codes = check_alike(chosen, workers, _code_of(values))
+    code = _code_of(values) if workers.have_values else _UNKNOWN
+    codes = check_alike(chosen, workers, code)
     for variable in chosen:
         setattr(variable, _TAKEN, True)
     if len(set(codes)) == 1 and codes[0] != _UNKNOWN:
