@@ -28,12 +28,23 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def compiled():
     """Returns a function of a target's name: how many devices, and programs."""
-    return functools.cache(_compiled)
+
+    def of_target(target):
+        found = _compiled(target)
+        return found["devices"], found["programs"]
+
+    return of_target
 
 
+@pytest.fixture(scope="session")
+def edits():
+    """Returns a function of a target's name: what changes its programs."""
+    return lambda target: _compiled(target)["edits"]
+
+
+@functools.cache
 def _compiled(target):
-    found = found_by("compiled.programs", [target])[target]
-    return found["devices"], found["programs"]
+    return found_by("compiled.programs", [target])[target]
 
 
 def found_by(module, targets):

@@ -239,8 +239,12 @@ def described(layout, shape, dtype):
 def main(name):
     """Prints the programs of one target."""
     target = read_target(name)
+    edits = None
     with get_backend().on_target(target) as workers:
         count = sum(workers)
+        if len(workers) == 1:
+            layout = keras_dist.MirroredStrategy().executor.layout
+            edits = [edit.__name__ for edit in layout.edits]
     known = ON_HOSTS if len(workers) > 1 else ON_ONE_HOST
     found = {}
     for kind, (strategy, split) in known.items():
@@ -284,7 +288,11 @@ def main(name):
         }
         for kind, each in found.items()
     }
-    print(json.dumps({"target": name, "devices": count, "programs": programs}))
+    print(
+        json.dumps(
+            {"devices": count, "programs": programs, "edits": edits},
+        )
+    )
 
 
 if __name__ == "__main__":

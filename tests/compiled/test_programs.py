@@ -45,6 +45,12 @@ def test_no_step_talks_to_the_host_and_all_devices_run_it(compiled, target):
         assert not program["on_host"], name
 
 
+@pytest.mark.parametrize("target", ["h100:8", "v5e:2x2"])
+def test_products_are_left_to_compilers_of_accelerators(edits, target):
+    """They transpose gradients where it costs nothing."""
+    assert edits(target) == []
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_new_values_take_the_place_of_old_ones(compiled, target):
     """Not in functions of several workers, of which one may be lost."""
