@@ -46,6 +46,7 @@ class TensorFlowHome(Home):
 class TensorFlowExecutor(Executor):
     """An executor whose variables are `tf.Variable`s."""
 
+    assigns_in_place = True
     workers: TensorFlowWorkers | None
 
     def __init__(

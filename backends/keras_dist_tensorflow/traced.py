@@ -54,9 +54,11 @@ class Traced:
         return self._moves != Moves.so_far
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
-        inputs = map_nest(_closed, (args, kwargs))
+        args, kwargs = map_nest(_closed, (args, kwargs))
         try:
-            outputs = self._function(*inputs)
+            # Each argument costs some of TensorFlow's time.
+            own = (args, kwargs) if kwargs else (args,)
+            outputs = self._function(*own)
         except tf.errors.InvalidArgumentError as error:
             if DIVERGED in error.message:
                 raise ReplicaDivergenceError(error.message) from error
@@ -75,7 +77,8 @@ class Traced:
         return map_nest(_opened, outputs)
 
     def _new_function(self) -> Any:
-        def trace(args: Any, kwargs: Any) -> Any:
+        def trace(args: Any, *keywords: Any) -> Any:
+            kwargs = keywords[0] if keywords else {}
             leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
             self._log.note([leaf for leaf in leaves if tf.is_tensor(leaf)])
             creating = keras_hooks().creating

@@ -54,7 +54,7 @@ class Order:
 
 
 class Bucket:
-    """Gradients of one dtype whose sum over workers is in progress.
+    """Gradients of one dtype whose weighted sum over workers is in progress.
 
     After them the sum has a 1 for each that is not `None`, then the flag, and
     at last each worker's numbers.
@@ -65,6 +65,7 @@ class Bucket:
         order: Order,
         positions: Sequence[int],
         gradients: Sequence[torch.Tensor | None],
+        weight: float,
         device: torch.device,
         workers: TorchWorkers,
         flag: bool = False,
@@ -77,11 +78,16 @@ class Bucket:
         parts = [
             torch.zeros(shape.numel(), dtype=dtype, device=device)
             if gradient is None
-            else gradient.detach().reshape(-1).to(dtype)
+            else gradient.detach().reshape(-1).to(device, dtype)
             for gradient, (shape, _) in zip(gradients, self._likes, strict=True)
         ]
+        size = sum(part.numel() for part in parts)
         parts.append(numbers_on(device, flags).to(dtype))
         flat = torch.cat([*parts, *self._numbers.sent()])
+        if not weight:  # drops a gradient even if it is NaN
+            flat[:size].zero_()
+        elif weight != 1:
+            flat[:size].mul_(weight)
         wire = workers.options.dtype
         if wire is not None and dtype == torch.float32:
             flat = flat.to(getattr(torch, wire))
@@ -233,16 +239,18 @@ class Overlap:
     def sum(
         self,
         gradients: Sequence[Sequence[Any]],
-        own: list[Any],
+        here: Sequence[Sequence[Any]],
+        weights: Sequence[float],
         variables: Sequence[keras.Variable],
         numbers: Sequence[Any] = (),
     ) -> tuple[list[Any], list[list[Any]]]:
-        """Sums each replica's gradients, whose local sums are `own`.
+        """Sums each replica's gradients, which `here` has on one device.
 
         The last sum carries this worker's numbers. Returns all workers', too.
         """
         if not variables:
-            return own, []
+            return [], []
+        own, weight = self._local_sum(here, weights)
         order, _ = vars(variables[0]).get(_PLACE, (None, 0))
         if order is None or not order.is_of(variables):
             limit = self._workers.options.bytes_per_pack or BUCKET_BYTES
@@ -254,7 +262,13 @@ class Overlap:
         def send(positions: list[int], *last: Any) -> Bucket:
             chosen = [own[position] for position in positions]
             return Bucket(
-                order, positions, chosen, self._device, self._workers, *last
+                order,
+                positions,
+                chosen,
+                weight,
+                self._device,
+                self._workers,
+                *last,
             )
 
         *early, last = order.buckets
@@ -283,15 +297,25 @@ class Overlap:
             if any(len(ready.get(p, ())) < count for p in positions):
                 return
             with torch.no_grad():
-                sums = weighted_sum(
+                sums, weight = self._local_sum(
                     [[ready[p][i][0] for p in positions] for i in range(count)],
                     self._weights,
-                    self._device,
                 )
                 bucket = Bucket(
-                    order, positions, sums, self._device, self._workers
+                    order, positions, sums, weight, self._device, self._workers
                 )
                 sent.append(bucket)
+
+    def _local_sum(
+        self, gradients: Sequence[Sequence[Any]], weights: Sequence[float]
+    ) -> tuple[Sequence[Any], float]:
+        """Returns replicas' gradients in one list, and a weight for it.
+
+        One replica's are weighted in the bucket, which saves a copy of them.
+        """
+        if len(gradients) == 1:
+            return gradients[0], weights[0]
+        return weighted_sum(gradients, weights, self._device), 1.0
 
     def _is_same(
         self, order: Order, gradients: Sequence[Sequence[Any]]

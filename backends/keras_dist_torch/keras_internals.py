@@ -12,6 +12,7 @@ What an optimizer computes from parts is written by `_direct_assign`.
 `TorchParallelOptimizer` updates many variables by one call.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -144,6 +145,17 @@ def device_scope() -> str | None:
     """Returns the device of the open `keras.device`, `None` without one."""
     device: str | None = global_state.get_global_attribute("torch_device")
     return device
+
+
+def on_device(
+    device: torch.device,
+) -> contextlib.AbstractContextManager[Any]:
+    """Makes Keras put tensors on a device, with nothing to do if it does."""
+    name = str(device)
+    if device_scope() == name:
+        return contextlib.nullcontext()
+    scope: contextlib.AbstractContextManager[Any] = keras.device(name)
+    return scope
 
 
 def keep_out_of_groups() -> None:

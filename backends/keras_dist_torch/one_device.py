@@ -20,6 +20,7 @@ from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.compiler import snapshot
 from keras_dist_torch.compiler import value_now
 from keras_dist_torch.keras_internals import device_scope
+from keras_dist_torch.keras_internals import on_device
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.keras_internals import tensor_of
 
@@ -31,9 +32,9 @@ def torch_device(device: Device) -> torch.device:
     return torch.device("cuda", device.index)
 
 
-def keras_device(device: Device) -> Any:
+def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
     """Makes Keras put tensors on a device."""
-    return keras.device(str(torch_device(device)))
+    return on_device(torch_device(device))
 
 
 class TorchHome(Home):

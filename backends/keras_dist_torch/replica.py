@@ -22,6 +22,7 @@ from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import Derivatives
 from keras_dist_torch.gradients import check_hooks
+from keras_dist_torch.keras_internals import on_device
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.transfers import Transfers
 
@@ -83,7 +84,7 @@ class TorchReplica(Replica):
             with (
                 outside_replicas(),
                 torch.no_grad(),
-                keras.device(str(run.home)),
+                on_device(run.home),
             ):
                 return fn(values)
 

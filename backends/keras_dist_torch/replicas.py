@@ -264,11 +264,10 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         here = gradients
         if replica.moved is not None:
             here = replica.moved.bring_back(gradients)
-        own = weighted_sum(here, weights, self._home)
         if self.workers is None:
-            return own, []
+            return weighted_sum(here, weights, self._home), []
         overlap = replica.overlap or Overlap(self.workers, self._home)
-        return overlap.sum(gradients, own, variables, numbers)
+        return overlap.sum(gradients, here, weights, variables, numbers)
 
 
 class TorchCentralHome(TorchHome):

@@ -27,26 +27,31 @@ _ALIVE = (keras.Layer, keras.Metric, keras.optimizers.Optimizer, keras.Variable)
 
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     """Returns a nest of the same types with `fn` applied to each leaf."""
-    if isinstance(nest, Mapping):
-        return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
     if isinstance(nest, (list, tuple)):
         return _sequence_like(nest, [map_nest(fn, item) for item in nest])
+    if _is_mapping(nest):
+        return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
     return fn(nest)
+
+
+def _is_mapping(value: Any) -> bool:
+    # The class of an ABC answers slowly, and most values are leaves.
+    return hasattr(type(value), "keys") and isinstance(value, Mapping)
 
 
 def like(nest: Any, items: Mapping[Any, Any]) -> Any:
     """Makes a nest like another one from items by key or index."""
-    if isinstance(nest, Mapping):
+    if _is_mapping(nest):
         return _mapping_like(nest, {key: items[key] for key in nest})
     return _sequence_like(nest, [items[i] for i in range(len(nest))])
 
 
 def leaves_of(nest: Any) -> list[Any]:
     """Returns the leaves of a nest, in order."""
-    if isinstance(nest, Mapping):
-        items = [nest[key] for key in nest]
-    elif isinstance(nest, (list, tuple)):
+    if isinstance(nest, (list, tuple)):
         items = list(nest)
+    elif _is_mapping(nest):
+        items = [nest[key] for key in nest]
     else:
         return [nest]
     return [leaf for item in items for leaf in leaves_of(item)]

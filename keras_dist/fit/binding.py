@@ -147,6 +147,14 @@ class Binding:
         variables = keras_internals.all_variables(self.model)
         claim_variables(variables, self.strategy)
 
+    def _new_variables(self) -> list[keras.Variable]:
+        """Returns variables that the model got since it was claimed."""
+        return [
+            variable
+            for variable in keras_internals.all_variables(self.model)
+            if vars(variable).get("distribute_strategy") is not self.strategy
+        ]
+
     def prepare(self) -> None:
         """Claims the variables that the model has now, for its next step."""
         self.claim()
@@ -174,8 +182,13 @@ class Binding:
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
         model = self.model
+        build = functools.partial(type(model)._symbolic_build, model)
+        if keras_internals.is_wholly_built(model):
+            build(*args, **kwargs)  # makes nothing
+            claim_variables(self._new_variables(), self.strategy)
+            return
         with self.strategy.scope():
-            type(model)._symbolic_build(model, *args, **kwargs)
+            build(*args, **kwargs)
         self.prepare()
 
     def _description(self) -> Callable[..., DistributedConfig]:

@@ -64,7 +64,7 @@ _layer_calls = _LayerCalls()
 @contextlib.contextmanager
 def watched(step: ReplicaStep) -> Iterator[None]:
     """Checks the layers that one replica's step calls inside the context."""
-    with _hooks_of_steps.installed(), replaced(_layer_calls, step=step):
+    with _hooks_of_steps, replaced(_layer_calls, step=step):
         yield
 
 

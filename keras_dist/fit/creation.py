@@ -151,7 +151,7 @@ def creation_hooks() -> contextlib.AbstractContextManager[None]:
     _share_new_variables()
     hooks.install_normalization()
     updates.install()
-    return _hooks_of_scopes.installed()
+    return _hooks_of_scopes
 
 
 HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)

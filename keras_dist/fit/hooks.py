@@ -8,7 +8,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -235,41 +234,47 @@ def _wrap(owner: Any, name: str, hook: Callable[..., Any]) -> None:
     setattr(owner, name, hook(getattr(owner, name)))
 
 
-class SharedHooks:
-    """Wraps methods of Keras while at least one thread is in a context."""
+class SharedHooks(contextlib.AbstractContextManager[None]):
+    """Wraps methods of Keras while at least one thread is in this context.
+
+    A class, and hooks are made once, because each step enters it often.
+    """
 
     def __init__(self, *table: tuple[Any, str, Callable[..., Any]]) -> None:
         self._table = table
         self._lock = threading.Lock()
         self._count = 0
-        self._undo = contextlib.ExitStack()
+        # By owner and name: the method that was wrapped, and the wrapper.
+        self._made: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        self._inherited: set[tuple[Any, str]] = set()
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Installs the hooks with the first; the last context removes them."""
+    def __enter__(self) -> None:
         with self._lock:
             if self._count == 0:
-                for owner, name, hook in self._table:
-                    self._undo.enter_context(_wrapped(owner, name, hook))
+                self._install()
             self._count += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count -= 1
-                if self._count == 0:
-                    self._undo.close()
 
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                self._remove()
 
-@contextlib.contextmanager
-def _wrapped(owner: Any, name: str, hook: Callable[..., Any]) -> Iterator[None]:
-    inherited = name not in vars(owner)
-    original = getattr(owner, name)
-    setattr(owner, name, hook(original))
-    try:
-        yield
-    finally:
-        if inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
+    def _install(self) -> None:
+        for owner, name, hook in self._table:
+            place = owner, name
+            if name not in vars(owner):
+                self._inherited.add(place)
+            original = getattr(owner, name)
+            made = self._made.get(place)
+            if made is None or made[0] is not original:
+                made = self._made[place] = original, hook(original)
+            setattr(owner, name, made[1])
+
+    def _remove(self) -> None:
+        for owner, name, _ in reversed(self._table):
+            if (owner, name) in self._inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, self._made[owner, name][0])
+        self._inherited.clear()

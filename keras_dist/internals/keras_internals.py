@@ -136,6 +136,14 @@ def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return list({id(m): m for m in metrics}.values())
 
 
+def is_wholly_built(model: keras.Model) -> bool:
+    """Returns whether a model, its loss, metrics and optimizer are built."""
+    names = ("_compile_metrics", "_compile_loss", "optimizer")
+    parts = [getattr(model, name, None) for name in names]
+    parts += model._flatten_layers()
+    return all(part is None or part.built for part in parts)
+
+
 def make_global_seed() -> None:
     """Makes Keras' global seed generator, which belongs to no strategy."""
     if global_state.get_global_attribute(_GLOBAL_SEED) is None:

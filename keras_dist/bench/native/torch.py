@@ -140,8 +140,10 @@ class EagerLoop(tasks.ModelLoop):
 class DataParallelLoop(EagerLoop):
     """An `EagerLoop` in DistributedDataParallel, on one worker's rows."""
 
-    def __init__(self, task: tasks.Task, cluster: Cluster) -> None:
-        super().__init__(task, "cpu:0")
+    def __init__(
+        self, task: tasks.Task, cluster: Cluster, device: str = "cpu:0"
+    ) -> None:
+        super().__init__(task, device)
         each = task.size.rows // cluster.num_workers
         self._rows = slice(cluster.index * each, (cluster.index + 1) * each)
         self._forward = torch.nn.parallel.DistributedDataParallel(self.model)
@@ -156,11 +158,13 @@ class TorchNativeWorkers(NativeWorkers):
     text = (
         "the Keras model in torch.nn.parallel.DistributedDataParallel "
         "over gloo, or NCCL on GPUs, with torch.optim.Adam, in an eager loop; "
-        "each process takes its rows of NumPy batches."
+        "each process takes its rows of NumPy batches. DDP: the same loop "
+        "with the model's own optimizer, of Keras."
     )
 
     def __init__(self, workers: Workers) -> None:
         super().__init__(workers)
+        self._cluster = workers.cluster
         assert isinstance(workers, TorchWorkers)
         # Otherwise the profiler logs its start and stop.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -178,6 +182,10 @@ class TorchNativeWorkers(NativeWorkers):
             setting.rows_of(self.worker),
             functools.partial(_placed, device=_device(setting)),
         )
+
+    def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
+        task, device = tasks.task_of(setting.size), setting.devices[0]
+        return {"DDP": DataParallelLoop(task, self._cluster, device)}
 
     def collectives(self, loop: loops.Loop, steps: int) -> int:
         with torch.autograd.profiler.profile() as profile:
