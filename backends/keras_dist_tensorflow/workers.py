@@ -182,9 +182,14 @@ class TensorFlowWorkers(Workers):
             return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
     def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
+        if not numbers:
+            return []  # TensorFlow crashes on an empty collective
         with tf.device(self._device):
-            own = tf.stack([tf.cast(number, tf.int32) for number in numbers])
-            joined = tf.concat([each[0] for each in self.gather([own])], axis=0)
+            if any(map(tf.is_tensor, numbers)):
+                own = tf.stack([tf.cast(each, tf.int32) for each in numbers])
+            else:  # in one operation
+                own = tf.constant(numbers, tf.int32)
+            joined = tf.concat(self._gathered(own), axis=0)
             if not tf.executing_eagerly():
                 return list(tf.unstack(joined))
             return [int(number) for number in joined.numpy()]

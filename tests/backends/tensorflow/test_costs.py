@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 
 import keras_dist
+from keras_dist.bench import loops
+from keras_dist.bench import portable
+from keras_dist.bench.benchmarks import get_benchmarks
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(43, 6)).astype("float32")
@@ -65,6 +68,18 @@ def test_two_replicas_cost_little_more_than_plain_keras(calls_a_step):
     with strategy_of(2).scope():
         model = make_model()
     assert calls_a_step(model, X, Y) <= 1.15 * calls_a_step(make_model(), X, Y)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_step_of_a_loop_costs_what_a_tf_function_does(num_replicas):
+    devices = tuple(f"cpu:{i}" for i in range(num_replicas))
+    setting = loops.Setting(loops.size_of("small"), devices)
+    native = get_benchmarks("has no loop").native_loop(setting)
+    arms = portable.PortableLoop(setting), native
+    for arm in arms:
+        arm.run(4)
+    calls = portable.count(*arms)["calls"]
+    assert 0 < calls["ours"] <= 1.1 * calls["native"]
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

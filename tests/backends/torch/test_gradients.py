@@ -1,7 +1,14 @@
 """Sums of the replicas' gradients."""
 
+import types
+
+import keras
+import pytest
 import torch
 
+from keras_dist.core.plan import Cluster
+from keras_dist.experimental import CommunicationOptions
+from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import weighted_sum
 
 
@@ -10,3 +17,26 @@ def test_a_replica_of_no_weight_adds_nothing_even_if_it_has_nan():
     gradients = [[nan, nan], [one, None]]
     found = weighted_sum(gradients, [0.0, 0.5], torch.device("cpu"))
     assert [each.tolist() for each in found] == [[0.5, 0.5], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("weight", "expected"), [(0.0, [0.0, 0.0]), (0.5, [1.0, 2.0]), (1.0, None)]
+)
+def test_gradients_of_the_one_replica_are_weighted_in_their_bucket(
+    weight, expected
+):
+    """The sum of one worker, which sends nothing."""
+    alone = types.SimpleNamespace(
+        cluster=Cluster(0, "leader:1", ("leader:1",)),
+        options=CommunicationOptions(),
+        start_sum=lambda flat: lambda: None,
+    )
+    values = [2.0, 4.0] if weight else [torch.nan, torch.inf]
+    variable = keras.Variable([0.0, 0.0])
+    given = torch.tensor(values)
+    sums, _ = Overlap(alone, torch.device("cpu")).sum(
+        [[given]], [[given]], [weight], [variable]
+    )
+    assert sums[0].tolist() == (expected or values)
+    # A step may use the gradient for something else.
+    assert str(given.tolist()) == str(values)
