@@ -91,7 +91,6 @@ app = typer.Typer(
     name="keras-dist",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

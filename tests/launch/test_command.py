@@ -64,6 +64,44 @@ def test_the_version_takes_no_framework():
     assert re.fullmatch(r"keras-dist \d+\.\d+\S*\n", finished.stdout)
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("be", {"bench"}),
+        ("bench ", {"fit", "loops", "workers", "memory"}),
+        ("plan --strat", {"--strategy"}),
+        ("plan --strategy one", {"one-device"}),
+    ],
+)
+def test_a_shell_completes_what_is_typed(typed, offered):
+    words = f"keras-dist {typed}"
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ
+        | {
+            "_KERAS_DIST_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+        },
+    )
+    assert set(done.stdout.split()) == offered, done.stderr
+
+
+def test_the_completion_is_shown_for_the_shell_that_is_named():
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, "--show-completion", "bash"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "complete -o default" in done.stdout
+    assert "_KERAS_DIST_COMPLETE=complete_bash" in done.stdout
+
+
 @pytest.fixture
 def invoke(monkeypatch):
     """Runs a command in this process, where Ctrl-C is not ignored."""
