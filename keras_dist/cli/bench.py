@@ -10,6 +10,8 @@ from typing import Literal
 
 import typer
 
+from keras_dist.cli.commands import Command
+from keras_dist.cli.commands import Group
 from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import check_folder
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(
     name="bench",
+    cls=Group,
     help="Measure fit, loops, workers and memory, beside the framework's own.",
     no_args_is_help=True,
 )
@@ -64,7 +67,7 @@ MARKDOWN = Annotated[
 ]
 
 
-@bench.command()
+@bench.command(cls=Command)
 def fit(
     replicas: REPLICAS = "1,2",
     models: Annotated[
@@ -111,7 +114,7 @@ def fit(
         run_fit(counts, wanted, users, device, rounds, seconds, output)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def loops(
     replicas: REPLICAS = "1,2",
     models: MODELS = "small,medium",
@@ -137,7 +140,7 @@ def loops(
         run_loops(counts, wanted, device, rounds, block_ms / 1e3, output)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def workers(
     workers: Annotated[
         int, typer.Option(min=2, help="Workers to start on this machine.")
@@ -171,7 +174,7 @@ def workers(
         run_workers(workers, wanted, device, rounds, block_ms / 1e3, output)
 
 
-@bench.command()
+@bench.command(cls=Command)
 def memory(
     devices: Annotated[
         int, typer.Option(min=1, help="Virtual CPU devices that compute.")

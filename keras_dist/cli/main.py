@@ -11,9 +11,10 @@ from typing import Any
 from typing import Self
 
 import typer
-from typer.core import TyperGroup
 
 from keras_dist.cli.bench import bench
+from keras_dist.cli.commands import Command
+from keras_dist.cli.commands import Group
 from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
@@ -61,7 +62,7 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-class Commands(TyperGroup):
+class Commands(Group):
     """A group of commands that a Ctrl-C ends, even one that Keras ignored."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -111,7 +112,7 @@ def keras_dist(
     """Keras 3 on several devices, with the numbers of one."""
 
 
-@app.command()
+@app.command(cls=Command)
 def demo(
     context: typer.Context,
     replicas: Annotated[
@@ -140,7 +141,7 @@ def demo(
     raise typer.Exit(0 if same else 1)
 
 
-@app.command()
+@app.command(cls=Command)
 def info(
     json: Annotated[
         bool, typer.Option("--json", help="Print JSON, for programs.")
@@ -167,7 +168,7 @@ def info(
         show(Console(highlight=False, soft_wrap=False), found)
 
 
-app.command()(plan)
-app.command("test")(self_test)
-app.command(context_settings=SETTINGS)(run)
+app.command(cls=Command)(plan)
+app.command("test", cls=Command)(self_test)
+app.command(cls=Command, context_settings=SETTINGS)(run)
 app.add_typer(bench)

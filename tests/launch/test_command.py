@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import keras
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from keras_dist.bench import fit
@@ -62,6 +63,29 @@ def test_the_version_takes_no_framework():
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert re.fullmatch(r"keras-dist \d+\.\d+\S*\n", finished.stdout)
+
+
+def commands(group, *names):
+    """The words of each command and group, from the application's own list."""
+    yield names
+    for name, each in getattr(group, "commands", {}).items():
+        yield from commands(each, *names, name)
+
+
+COMMANDS = list(commands(get_command(main.app)))
+
+
+def test_all_commands_are_found():
+    assert {("demo",), ("run",), ("bench",), ("bench", "fit")} < set(COMMANDS)
+
+
+@pytest.mark.runs_on("torch")
+@pytest.mark.parametrize("names", COMMANDS, ids="-".join)
+def test_help_shows_no_type_for_a_flag(invoke, names):
+    result = invoke(*names, "--help")
+    assert result.exit_code == 0, result.output
+    assert "--help" in result.output
+    assert "bool" not in result.output.lower()
 
 
 @pytest.fixture
