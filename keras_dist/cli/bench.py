@@ -18,6 +18,9 @@ from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
+from keras_dist.cli.json_option import JsonFile
+from keras_dist.cli.json_option import is_stdout
+from keras_dist.cli.json_option import stdout_kept_for
 
 if TYPE_CHECKING:
     from keras_dist.bench.report import Output
@@ -54,10 +57,6 @@ DEVICE = Annotated[
     Literal["cpu", "gpu"],
     typer.Option(help="Replicas on virtual CPU devices, or on GPUs."),
 ]
-JSON = Annotated[
-    Path | None,
-    typer.Option(help="File to write all numbers to.", dir_okay=False),
-]
 PLOT = Annotated[
     Path | None,
     typer.Option(help="File for a picture, .png.", dir_okay=False),
@@ -91,7 +90,7 @@ def fit(
     rounds: ROUNDS = 15,
     block_ms: BLOCK_MS = 150,
     device: DEVICE = "cpu",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -121,7 +120,7 @@ def loops(
     rounds: ROUNDS = 15,
     block_ms: BLOCK_MS = 100,
     device: DEVICE = "cpu",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -152,7 +151,7 @@ def workers(
         Literal["cpu", "gpu"],
         typer.Option(help="Workers on CPUs, or with a GPU for each."),
     ] = "cpu",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -185,7 +184,7 @@ def memory(
             metavar="NUMBER", help="About how many parameters: 20000, 2e7, 20M."
         ),
     ] = "20M",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -221,6 +220,11 @@ def prepared(
 ) -> "Iterator[Output]":
     """Checks the options before anything is measured; yields the `Output`."""
     check_folder("--json", json)
+    if markdown and is_stdout(json):
+        fail(
+            "--markdown: --json without a file prints JSON and nothing else. "
+            "Write a file's name after --json, or leave one of the two out."
+        )
     check_folder("--plot", plot)
     if plot is not None:
         if plot.suffix.lower() not in PICTURES:
@@ -238,7 +242,9 @@ def prepared(
     from keras_dist.errors import KerasDistError
 
     try:
-        yield Output(json, plot, markdown)
+        with stdout_kept_for(json) as print_json:
+            file = None if print_json else json
+            yield Output(file, plot, markdown, print_json)
     except (KerasDistError, ValueError) as error:
         fail(str(error))
 

@@ -1,6 +1,5 @@
 """The `keras-dist` application; longer commands have modules of their own."""
 
-import json as json_module
 import os
 import signal
 import threading
@@ -16,9 +15,13 @@ from keras_dist.cli.bench import bench
 from keras_dist.cli.commands import Command
 from keras_dist.cli.commands import Group
 from keras_dist.cli.environment import Backend
+from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
+from keras_dist.cli.json_option import JsonFile
+from keras_dist.cli.json_option import is_stdout
+from keras_dist.cli.json_option import write_json
 from keras_dist.cli.plan import plan
 from keras_dist.cli.run import SETTINGS
 from keras_dist.cli.run import run
@@ -143,9 +146,7 @@ def demo(
 
 @app.command(cls=Command)
 def info(
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, for programs.")
-    ] = False,
+    json: JsonFile = None,
     timeout: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds in which a backend must start."),
@@ -161,11 +162,11 @@ def info(
     from keras_dist.cli.info import gather
     from keras_dist.cli.info import show
 
+    check_folder("--json", json)
     found = gather(timeout)
-    if json:
-        typer.echo(json_module.dumps(found, indent=2))
-    else:
+    if not is_stdout(json):
         show(Console(highlight=False, soft_wrap=False), found)
+    write_json(json, found)
 
 
 app.command(cls=Command)(plan)
