@@ -124,6 +124,12 @@ def demo(
     epochs: Annotated[
         int, typer.Option(min=1, help="Passes over the training digits.")
     ] = 5,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", help="Show each epoch, and where each variable is."
+        ),
+    ] = False,
     backend: Backend = None,
 ) -> None:
     """Train on several virtual replicas and compare with one device.
@@ -138,7 +144,7 @@ def demo(
     from keras_dist.errors import KerasDistError
 
     try:
-        same = run_demo(replicas, epochs, context.obj.check)
+        same = run_demo(replicas, epochs, context.obj.check, verbose)
     except KerasDistError as error:
         fail(str(error))
     raise typer.Exit(0 if same else 1)

@@ -162,7 +162,7 @@ def test_the_demo_stops_where_keras_ignores_ctrl_c(invoke, monkeypatch):
     result = invoke("demo", "--epochs", "1")
     assert result.exit_code == 130
     assert begun == [0]
-    assert "epoch 1:" not in result.stdout
+    assert not result.stdout
     assert result.stderr.splitlines()[-1] == "Interrupted."
 
 
