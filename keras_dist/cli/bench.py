@@ -21,6 +21,7 @@ from keras_dist.cli.environment import select_backend
 from keras_dist.cli.json_option import JsonFile
 from keras_dist.cli.json_option import is_stdout
 from keras_dist.cli.json_option import stdout_kept_for
+from keras_dist.cli.log_noise import without_log_noise
 
 if TYPE_CHECKING:
     from keras_dist.bench.report import Output
@@ -238,7 +239,8 @@ def prepared(
         os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if only_cpus:
         os.environ.update(CPU_ONLY)
-    from keras_dist.bench.report import Output
+    with without_log_noise():  # the import of Keras
+        from keras_dist.bench.report import Output
     from keras_dist.errors import KerasDistError
 
     try:

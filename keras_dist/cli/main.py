@@ -22,6 +22,7 @@ from keras_dist.cli.environment import select_backend
 from keras_dist.cli.json_option import JsonFile
 from keras_dist.cli.json_option import is_stdout
 from keras_dist.cli.json_option import write_json
+from keras_dist.cli.log_noise import without_log_noise
 from keras_dist.cli.plan import plan
 from keras_dist.cli.run import SETTINGS
 from keras_dist.cli.run import run
@@ -140,11 +141,14 @@ def demo(
     # --replicas sets the number of virtual devices.
     os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     require("sklearn", distribution="scikit-learn", extra="demo")
-    from keras_dist.cli.jobs.demo import run_demo
     from keras_dist.errors import KerasDistError
 
+    check = context.obj.check
     try:
-        same = run_demo(replicas, epochs, context.obj.check, verbose)
+        with without_log_noise() as stderr:
+            from keras_dist.cli.jobs.demo import run_demo
+
+            same = run_demo(replicas, epochs, check, stderr, verbose)
     except KerasDistError as error:
         fail(str(error))
     raise typer.Exit(0 if same else 1)

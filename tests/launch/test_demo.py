@@ -83,6 +83,10 @@ def test_tables_and_epochs_are_for_verbose():
     assert "epoch" not in quiet.stdout + quiet.stderr
 
 
+def test_no_framework_logs_on_standard_error(finished):
+    assert not re.findall(r"^(?!on ).*\S", finished.stderr, re.MULTILINE)
+
+
 def test_it_names_backend_and_versions(finished):
     backend = keras.backend.backend()
     assert re.search(

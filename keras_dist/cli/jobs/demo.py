@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
+from typing import TextIO
 
 import keras
 import numpy as np
@@ -61,12 +62,16 @@ class TrainingProgress(keras.callbacks.Callback):
     """A progress bar on a terminal; if verbose, a line for each epoch stays."""
 
     def __init__(
-        self, title: str, on_batch: Callable[[], None], verbose: bool
+        self,
+        title: str,
+        on_batch: Callable[[], None],
+        stderr: TextIO,
+        verbose: bool,
     ) -> None:
         super().__init__()
         self._on_batch = on_batch
         # Standard output begins with the verdict.
-        self._console = Console(stderr=True, highlight=False)
+        self._console = Console(file=stderr, highlight=False)
         self._title = title
         self._verbose = verbose
         self.bar = progress_bar(
@@ -105,7 +110,8 @@ def run_demo(
     replicas: int,
     epochs: int,
     on_batch: Callable[[], None],
-    verbose: bool = False,
+    stderr: TextIO,
+    verbose: bool,
 ) -> bool:
     """Trains on replicas and on one device; returns whether weights agree."""
     digits = Digits.load()
@@ -113,7 +119,8 @@ def run_demo(
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
 
     def train(model: keras.Model, where: str) -> None:
-        fit(model, digits, epochs, TrainingProgress(where, on_batch, verbose))
+        progress = TrainingProgress(where, on_batch, stderr, verbose)
+        fit(model, digits, epochs, progress)
 
     with strategy.scope():
         model = build_model()
