@@ -10,8 +10,8 @@ from typing import Literal
 
 import typer
 
-from keras_dist.cli.commands import Command
-from keras_dist.cli.commands import Group
+from keras_dist.cli.commands import CliCommand
+from keras_dist.cli.commands import CliGroup
 from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import check_folder
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(
     name="bench",
-    cls=Group,
+    cls=CliGroup,
     help="Measure fit, loops, workers and memory, beside the framework's own.",
     no_args_is_help=True,
 )
@@ -67,7 +67,7 @@ MARKDOWN = Annotated[
 ]
 
 
-@bench.command(cls=Command)
+@bench.command(cls=CliCommand)
 def fit(
     replicas: REPLICAS = "1,2",
     models: Annotated[
@@ -114,7 +114,7 @@ def fit(
         run_fit(counts, wanted, users, device, rounds, seconds, output)
 
 
-@bench.command(cls=Command)
+@bench.command(cls=CliCommand)
 def loops(
     replicas: REPLICAS = "1,2",
     models: MODELS = "small,medium",
@@ -140,7 +140,7 @@ def loops(
         run_loops(counts, wanted, device, rounds, block_ms / 1e3, output)
 
 
-@bench.command(cls=Command)
+@bench.command(cls=CliCommand)
 def workers(
     workers: Annotated[
         int, typer.Option(min=2, help="Workers to start on this machine.")
@@ -174,7 +174,7 @@ def workers(
         run_workers(workers, wanted, device, rounds, block_ms / 1e3, output)
 
 
-@bench.command(cls=Command)
+@bench.command(cls=CliCommand)
 def memory(
     devices: Annotated[
         int, typer.Option(min=1, help="Virtual CPU devices that compute.")

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 OPTIONAL_FILE = "[FILE]"
 
 
-class Command(TyperCommand):
+class CliCommand(TyperCommand):
     """A command whose help shows no type for a flag, which takes no value."""
 
     def get_params(self, ctx: Any) -> Any:
@@ -29,7 +29,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, with_left_out_files(args, names))
 
 
-class Group(TyperGroup):
+class CliGroup(TyperGroup):
     """A group of commands, with the same help."""
 
     def get_params(self, ctx: Any) -> Any:

@@ -12,8 +12,8 @@ from typing import Self
 import typer
 
 from keras_dist.cli.bench import bench
-from keras_dist.cli.commands import Command
-from keras_dist.cli.commands import Group
+from keras_dist.cli.commands import CliCommand
+from keras_dist.cli.commands import CliGroup
 from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
@@ -66,7 +66,7 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-class Commands(Group):
+class Commands(CliGroup):
     """A group of commands that a Ctrl-C ends, even one that Keras ignored."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -116,7 +116,7 @@ def keras_dist(
     """Keras 3 on several devices, with the numbers of one."""
 
 
-@app.command(cls=Command)
+@app.command(cls=CliCommand)
 def demo(
     context: typer.Context,
     replicas: Annotated[
@@ -154,7 +154,7 @@ def demo(
     raise typer.Exit(0 if same else 1)
 
 
-@app.command(cls=Command)
+@app.command(cls=CliCommand)
 def info(
     json: JsonFile = None,
     timeout: Annotated[
@@ -179,7 +179,7 @@ def info(
     write_json(json, found)
 
 
-app.command(cls=Command)(plan)
-app.command("test", cls=Command)(self_test)
-app.command(cls=Command, context_settings=SETTINGS)(run)
+app.command(cls=CliCommand)(plan)
+app.command("test", cls=CliCommand)(self_test)
+app.command(cls=CliCommand, context_settings=SETTINGS)(run)
 app.add_typer(bench)
