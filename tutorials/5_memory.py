@@ -200,7 +200,7 @@ print(plan("--params", "7e9", "--dtype", "bfloat16", "--devices", "8"))
 # for 8 GPUs that need not be here. It says how much memory the step needs.
 # README describes it.
 #
-# `--json -` prints the numbers. The picture shows what a device that computes
+# `--json` prints the numbers. The picture shows what a device that computes
 # holds during a step, without activations, for different numbers of devices.
 # The dotted line is a GPU with 40 GB.
 
@@ -210,7 +210,7 @@ plans = [
     json.loads(
         plan(
             *("--params", "7e9", "--dtype", "bfloat16"),
-            *("--devices", str(number), "--json", "-"),
+            *("--devices", str(number), "--json"),
         )
     )["plans"]
     for number in numbers_of_devices
@@ -245,7 +245,7 @@ plt.show()
 # %%
 num_parameters = sum(int(np.prod(w.shape)) for w in start)
 small = json.loads(
-    plan("--params", str(num_parameters), "--devices", "4", "--json", "-")
+    plan("--params", str(num_parameters), "--devices", "4", "--json")
 )["plans"]
 
 

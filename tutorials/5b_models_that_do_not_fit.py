@@ -147,7 +147,7 @@ for row in text[:2]:
 # ## Plan it
 #
 # Does a model with 7 billion parameters fit on 8 devices? In a terminal, write
-# `keras-dist plan ...`. `--json -` prints the numbers in place of tables.
+# `keras-dist plan ...`. `--json` prints the numbers in place of tables.
 
 
 # %%
@@ -165,7 +165,7 @@ def plan(*options, backend=None):
 
 def large(number):
     options = ("--params", "7e9", "--dtype", "bfloat16")
-    return plan(*options, "--devices", str(number), "--json", "-")["plans"]
+    return plan(*options, "--devices", str(number), "--json")["plans"]
 
 
 numbers_of_devices = [2, 4, 8, 16, 32]
@@ -335,7 +335,7 @@ plt.show()
 def compiled(function):
     (program,) = plan(
         *("--model", f"little_gpt:{function}", "--target", "cpu:8"),
-        *("--variables", "sharded", "--batch-size", "64", "--json", "-"),
+        *("--variables", "sharded", "--batch-size", "64", "--json"),
     )["programs"]
     return {each["kind"]: each["num_bytes"] for each in program["collectives"]}
 

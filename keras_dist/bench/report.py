@@ -188,10 +188,15 @@ class Output:
     json: pathlib.Path | None = None
     plot: pathlib.Path | None = None
     markdown: bool = False
+    # Takes the JSON in place of the terminal, which shows nothing then.
+    print_json: Callable[[str], object] | None = None
 
     def publish(self, report: BenchReport) -> None:
         """Shows a report and writes its files."""
-        if self.markdown:
+        text = json.dumps(report.content, indent=2)
+        if self.print_json is not None:
+            self.print_json(text)
+        elif self.markdown:
             print(markdown_of(report))
         else:
             console = Console(highlight=False)
@@ -201,7 +206,7 @@ class Output:
             for paragraph in report.text:
                 console.print(paragraph, markup=False)
         if self.json is not None:
-            self.json.write_text(json.dumps(report.content, indent=2) + "\n")
+            self.json.write_text(text + "\n")
         if self.plot is not None:
             report.draw(self.plot)
 

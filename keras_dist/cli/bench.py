@@ -10,18 +10,25 @@ from typing import Literal
 
 import typer
 
+from keras_dist.cli.commands import CliCommand
+from keras_dist.cli.commands import CliGroup
 from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
+from keras_dist.cli.json_option import JsonFile
+from keras_dist.cli.json_option import is_stdout
+from keras_dist.cli.json_option import stdout_kept_for
+from keras_dist.cli.log_noise import without_log_noise
 
 if TYPE_CHECKING:
     from keras_dist.bench.report import Output
 
 bench = typer.Typer(
     name="bench",
+    cls=CliGroup,
     help="Measure fit, loops, workers and memory, beside the framework's own.",
     no_args_is_help=True,
 )
@@ -51,10 +58,6 @@ DEVICE = Annotated[
     Literal["cpu", "gpu"],
     typer.Option(help="Replicas on virtual CPU devices, or on GPUs."),
 ]
-JSON = Annotated[
-    Path | None,
-    typer.Option(help="File to write all numbers to.", dir_okay=False),
-]
 PLOT = Annotated[
     Path | None,
     typer.Option(help="File for a picture, .png.", dir_okay=False),
@@ -64,7 +67,7 @@ MARKDOWN = Annotated[
 ]
 
 
-@bench.command()
+@bench.command(cls=CliCommand)
 def fit(
     replicas: REPLICAS = "1,2",
     models: Annotated[
@@ -88,7 +91,7 @@ def fit(
     rounds: ROUNDS = 15,
     block_ms: BLOCK_MS = 150,
     device: DEVICE = "cpu",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -111,14 +114,14 @@ def fit(
         run_fit(counts, wanted, users, device, rounds, seconds, output)
 
 
-@bench.command()
+@bench.command(cls=CliCommand)
 def loops(
     replicas: REPLICAS = "1,2",
     models: MODELS = "small,medium",
     rounds: ROUNDS = 15,
     block_ms: BLOCK_MS = 100,
     device: DEVICE = "cpu",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -137,7 +140,7 @@ def loops(
         run_loops(counts, wanted, device, rounds, block_ms / 1e3, output)
 
 
-@bench.command()
+@bench.command(cls=CliCommand)
 def workers(
     workers: Annotated[
         int, typer.Option(min=2, help="Workers to start on this machine.")
@@ -149,7 +152,7 @@ def workers(
         Literal["cpu", "gpu"],
         typer.Option(help="Workers on CPUs, or with a GPU for each."),
     ] = "cpu",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -171,7 +174,7 @@ def workers(
         run_workers(workers, wanted, device, rounds, block_ms / 1e3, output)
 
 
-@bench.command()
+@bench.command(cls=CliCommand)
 def memory(
     devices: Annotated[
         int, typer.Option(min=1, help="Virtual CPU devices that compute.")
@@ -182,7 +185,7 @@ def memory(
             metavar="NUMBER", help="About how many parameters: 20000, 2e7, 20M."
         ),
     ] = "20M",
-    json: JSON = None,
+    json: JsonFile = None,
     plot: PLOT = None,
     markdown: MARKDOWN = False,
     backend: Backend = None,
@@ -218,6 +221,11 @@ def prepared(
 ) -> "Iterator[Output]":
     """Checks the options before anything is measured; yields the `Output`."""
     check_folder("--json", json)
+    if markdown and is_stdout(json):
+        fail(
+            "--markdown: --json without a file prints JSON and nothing else. "
+            "Write a file's name after --json, or leave one of the two out."
+        )
     check_folder("--plot", plot)
     if plot is not None:
         if plot.suffix.lower() not in PICTURES:
@@ -231,11 +239,14 @@ def prepared(
         os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     if only_cpus:
         os.environ.update(CPU_ONLY)
-    from keras_dist.bench.report import Output
+    with without_log_noise():  # the import of Keras
+        from keras_dist.bench.report import Output
     from keras_dist.errors import KerasDistError
 
     try:
-        yield Output(json, plot, markdown)
+        with stdout_kept_for(json) as print_json:
+            file = None if print_json else json
+            yield Output(file, plot, markdown, print_json)
     except (KerasDistError, ValueError) as error:
         fail(str(error))
 

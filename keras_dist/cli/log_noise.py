@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
 # Information, the line that says where it goes, and what the compiler for GPUs
 # says of a program that does not fit: `plan` says it too.
@@ -17,8 +18,11 @@ _NOISE = re.compile(
 
 
 @contextlib.contextmanager
-def without_log_noise() -> Iterator[None]:
-    """Lets another process pass on standard error, but for log information."""
+def without_log_noise() -> Iterator[TextIO]:
+    """Lets another process pass on standard error, but for log information.
+
+    Yields standard error as it was, for a bar that needs a terminal.
+    """
     # A process of its own, because this one may be aborted.
     kept = os.dup(2)
     reading, writing = os.pipe()
@@ -29,7 +33,8 @@ def without_log_noise() -> Iterator[None]:
     os.dup2(writing, 2)
     os.close(writing)
     try:
-        yield
+        with open(kept, "w", closefd=False) as stderr:
+            yield stderr
     finally:
         sys.stderr.flush()
         os.dup2(kept, 2)

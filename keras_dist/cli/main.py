@@ -1,6 +1,5 @@
 """The `keras-dist` application; longer commands have modules of their own."""
 
-import json as json_module
 import os
 import signal
 import threading
@@ -11,13 +10,19 @@ from typing import Any
 from typing import Self
 
 import typer
-from typer.core import TyperGroup
 
 from keras_dist.cli.bench import bench
+from keras_dist.cli.commands import CliCommand
+from keras_dist.cli.commands import CliGroup
 from keras_dist.cli.environment import Backend
+from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
+from keras_dist.cli.json_option import JsonFile
+from keras_dist.cli.json_option import is_stdout
+from keras_dist.cli.json_option import write_json
+from keras_dist.cli.log_noise import without_log_noise
 from keras_dist.cli.plan import plan
 from keras_dist.cli.run import SETTINGS
 from keras_dist.cli.run import run
@@ -61,7 +66,7 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-class Commands(TyperGroup):
+class Commands(CliGroup):
     """A group of commands that a Ctrl-C ends, even one that Keras ignored."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -110,7 +115,7 @@ def keras_dist(
     """Keras 3 on several devices, with the numbers of one."""
 
 
-@app.command()
+@app.command(cls=CliCommand)
 def demo(
     context: typer.Context,
     replicas: Annotated[
@@ -119,6 +124,12 @@ def demo(
     epochs: Annotated[
         int, typer.Option(min=1, help="Passes over the training digits.")
     ] = 5,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", help="Show each epoch, and where each variable is."
+        ),
+    ] = False,
     backend: Backend = None,
 ) -> None:
     """Train on several virtual replicas and compare with one device.
@@ -129,21 +140,22 @@ def demo(
     # --replicas sets the number of virtual devices.
     os.environ.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
     require("sklearn", distribution="scikit-learn", extra="demo")
-    from keras_dist.cli.jobs.demo import run_demo
     from keras_dist.errors import KerasDistError
 
+    check = context.obj.check
     try:
-        same = run_demo(replicas, epochs, context.obj.check)
+        with without_log_noise() as stderr:
+            from keras_dist.cli.jobs.demo import run_demo
+
+            same = run_demo(replicas, epochs, check, stderr, verbose)
     except KerasDistError as error:
         fail(str(error))
     raise typer.Exit(0 if same else 1)
 
 
-@app.command()
+@app.command(cls=CliCommand)
 def info(
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, for programs.")
-    ] = False,
+    json: JsonFile = None,
     timeout: Annotated[
         float,
         typer.Option(min=1.0, help="Seconds in which a backend must start."),
@@ -159,14 +171,14 @@ def info(
     from keras_dist.cli.info import gather
     from keras_dist.cli.info import show
 
+    check_folder("--json", json)
     found = gather(timeout)
-    if json:
-        typer.echo(json_module.dumps(found, indent=2))
-    else:
+    if not is_stdout(json):
         show(Console(highlight=False, soft_wrap=False), found)
+    write_json(json, found)
 
 
-app.command()(plan)
-app.command("test")(self_test)
-app.command(context_settings=SETTINGS)(run)
+app.command(cls=CliCommand)(plan)
+app.command("test", cls=CliCommand)(self_test)
+app.command(cls=CliCommand, context_settings=SETTINGS)(run)
 app.add_typer(bench)

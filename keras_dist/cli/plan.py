@@ -1,10 +1,8 @@
 """The command `keras-dist plan`."""
 
-import contextlib
 import json as json_module
 import os
 import pathlib
-import sys
 from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
@@ -17,6 +15,10 @@ from keras_dist.cli.environment import check_backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import select_backend
+from keras_dist.cli.json_option import JsonFile
+from keras_dist.cli.json_option import is_stdout
+from keras_dist.cli.json_option import stdout_kept_for
+from keras_dist.cli.json_option import write_json
 from keras_dist.cli.log_noise import without_log_noise
 from keras_dist.errors import KerasDistError
 from keras_dist.planning.estimates import ALL_SPLIT
@@ -151,17 +153,7 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[
-        pathlib.Path | None,
-        typer.Option(
-            help=(
-                "File to write all numbers to; - prints them in place of the "
-                "tables."
-            ),
-            dir_okay=False,
-            allow_dash=True,
-        ),
-    ] = None,
+    json: JsonFile = None,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -276,7 +268,7 @@ def _compile(
         os.environ.update(CPU_ONLY)
         is_torch = os.environ.get("KERAS_BACKEND") == "torch"
         select_backend(backend or ("torch" if is_torch else "jax"))
-        with without_log_noise(), _stdout_kept_for(json):
+        with without_log_noise(), stdout_kept_for(json):
             from keras_dist.cli.jobs.target import compiled_for
 
             arguments = _logical(*logical)
@@ -289,13 +281,9 @@ def _compile(
     if arguments:  # the rest is for replicas of one device
         computed = {"load": computed["load"]}
     found = programs_json(target, programs) | computed
-    text = json_module.dumps(found, indent=2)
-    if _is_stdout(json):
-        typer.echo(text)
-        return
-    show_programs(console, what, target, programs)
-    if json is not None:
-        json.write_text(text + "\n")
+    if not is_stdout(json):
+        show_programs(console, what, target, programs)
+    write_json(json, found)
 
 
 def _logical(
@@ -333,19 +321,6 @@ def _check_own_types(dtype: str | None, slots: int | None) -> None:
             )
 
 
-def _is_stdout(json: pathlib.Path | None) -> bool:
-    return str(json) == "-"
-
-
-def _stdout_kept_for(
-    json: pathlib.Path | None,
-) -> contextlib.AbstractContextManager[Any]:
-    """Sends what the user's code prints elsewhere, if JSON is printed."""
-    if _is_stdout(json):
-        return contextlib.redirect_stdout(sys.stderr)
-    return contextlib.nullcontext()
-
-
 def _of_model(
     name: str,
     optimizer: str | None,
@@ -357,7 +332,7 @@ def _of_model(
     os.environ.update(CPU_ONLY)
     select_backend(backend)
     try:
-        with without_log_noise(), _stdout_kept_for(json):
+        with without_log_noise(), stdout_kept_for(json):
             from keras_dist.cli.jobs.plan import load_of_named
 
             return load_of_named(name, optimizer, choice.split)
@@ -377,11 +352,7 @@ def _show(
     from keras_dist.planning.report import as_json
     from keras_dist.planning.report import show
 
-    text = json_module.dumps(as_json(load, choice, activations), indent=2)
-    if _is_stdout(json):
-        typer.echo(text)
-        return
     check_folder("--json", json)
-    show(Console(highlight=False), what, load, choice, activations)
-    if json is not None:
-        json.write_text(text + "\n")
+    if not is_stdout(json):
+        show(Console(highlight=False), what, load, choice, activations)
+    write_json(json, as_json(load, choice, activations))

@@ -27,7 +27,12 @@ def run(
     ],
     workers: Annotated[
         int,
-        typer.Option(min=1, help="Number of workers, on all hosts together."),
+        typer.Option(
+            "-n",
+            "--workers",
+            min=1,
+            help="Number of workers, on all hosts together.",
+        ),
     ],
     module: Annotated[
         bool,
@@ -83,6 +88,12 @@ def run(
     backend: Backend = None,
 ) -> None:
     """Run a script on several workers, on one machine or several hosts.
+
+    Each worker is a process that runs the whole script. The script makes a
+    keras_dist.MultiWorkerMirroredStrategy(), and its model in that strategy's
+    scope. Example:
+
+    keras-dist run -n 4 train.py
 
     When a worker fails, the others are ended and its traceback is shown. Ends
     with 0 if all workers did, else with the status of the worker that failed

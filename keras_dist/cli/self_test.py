@@ -1,10 +1,8 @@
 """The command `keras-dist test`."""
 
-import json as json_module
 import os
 import platform
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 from typing import Any
 
@@ -12,6 +10,9 @@ import typer
 
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
+from keras_dist.cli.json_option import JsonFile
+from keras_dist.cli.json_option import is_stdout
+from keras_dist.cli.json_option import write_json
 from keras_dist.environment.packages import BACKEND_VARIABLE
 from keras_dist.environment.packages import InstalledBackend
 from keras_dist.environment.packages import backends
@@ -48,10 +49,7 @@ def self_test(
     timeout: Annotated[
         float, typer.Option(min=1.0, help="Seconds for each row of results.")
     ] = 90.0,
-    json: Annotated[
-        Path | None,
-        typer.Option(help="File to write all results to.", dir_okay=False),
-    ] = None,
+    json: JsonFile = None,
 ) -> None:
     """Try keras_dist on this machine, and compare with one device.
 
@@ -77,7 +75,7 @@ def self_test(
     from keras_dist.cli import info
     from keras_dist.cli import trial
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=is_stdout(json))
     settings = trial.Settings(
         workers, devices, timeout, model or trial.OWN_MODEL
     )
@@ -87,15 +85,14 @@ def self_test(
         for each in chosen:
             rows = trial.CommandTrial(each, settings, bar, results)
             seen[each.name] = rows.run()
-    _say_what_there_is(console, seen)
-    trial.show(console, results)
     problem = info.problem_of(
         picked or None, trial.states_of(results, list(seen))
     )
-    info.show_problem(console, problem)
-    if json is not None:
-        content = trial.as_json(results, seen, _versions(chosen), problem)
-        json.write_text(json_module.dumps(content, indent=2) + "\n")
+    if not is_stdout(json):
+        _say_what_there_is(console, seen)
+        trial.show(console, results)
+        info.show_problem(console, problem)
+    write_json(json, trial.as_json(results, seen, _versions(chosen), problem))
     failed = problem or trial.number_of(results, trial.Status.FAILED)
     raise typer.Exit(1 if failed else 0)
 

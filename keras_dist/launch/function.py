@@ -96,7 +96,7 @@ def launch(
             job.layout.addresses(),
             restarts=0,
             screen=Screen(sys.stdout, sys.stderr),
-            on_failure=lambda failure: None,
+            on_failure=lambda failure: False,
         )
         failure = group.run(timeout)
         outcomes = {

@@ -30,7 +30,7 @@ class ProcessGroup:
         coordinator: Command | None,
         screen: Screen,
         grace: float,
-        on_failure: Callable[[Failure], None],
+        on_failure: Callable[[Failure], bool],
     ) -> None:
         self.failure: Failure | None = None
         self._programs = workers
@@ -63,7 +63,10 @@ class ProcessGroup:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace
         for worker in self._workers:
-            worker.signal(number)
+            if number == signal.SIGINT:
+                worker.interrupt()
+            else:
+                worker.signal(number)
 
     def kill(self) -> None:
         """Kills all workers, and all that they started, at once."""
@@ -139,7 +142,10 @@ class ProcessGroup:
                 return
             cause = self._blamed_by(cause) or cause
         self.failure = cause
-        self._on_failure(cause)
+        if self._on_failure(cause):
+            for member in self._members():
+                if member.program.name == cause.name:
+                    member.forget_traceback()
         self._screen.release()
         self.stop(signal.SIGTERM)
 

@@ -52,7 +52,7 @@ class Job:
         addresses: Addresses,
         restarts: int,
         screen: Screen,
-        on_failure: Callable[[Failure], None],
+        on_failure: Callable[[Failure], bool],
     ) -> ProcessGroup:
         """Returns the processes of this machine, not started yet."""
         service = coordinator.find(self.backend)
@@ -167,8 +167,9 @@ class Signals:
 def run_job(job: Job, screen: Screen) -> int:
     """Runs a job to its end, with restarts, and returns the exit status."""
 
-    def report(failure: Failure) -> None:
+    def report(failure: Failure) -> bool:
         screen.say(failure.report())
+        return failure.has_traceback
 
     addresses = job.layout.addresses()
     restarts = 0
@@ -178,6 +179,8 @@ def run_job(job: Job, screen: Screen) -> int:
             signals.group = group
             failure = None if signals.received else group.run()
             if signals.received:
+                if signals.received[0] == signal.SIGINT:
+                    screen.say("interrupted")
                 return 128 + signals.received[0]
             if failure is None:
                 return 0

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from keras_dist.launch.failures import TRACEBACK
 from keras_dist.launch.failures import Failure
+from keras_dist.launch.failures import last_lines
 from keras_dist.launch.orphans import PROGRAM
 from keras_dist.launch.orphans import Watcher
 from keras_dist.launch.output import Pipe
 from keras_dist.launch.output import Sink
 from keras_dist.launch.output import Tail
+from keras_dist.launch.tracebacks import TracebackSink
 
 # Seconds that killed processes have to leave their group.
 REAPING_TIME = 1.0
@@ -57,6 +59,8 @@ class Member:
         self._watcher = watcher
         self._grace = grace
         self._tail = Tail()
+        self._shown = [TracebackSink(sink) for sink in program.stderr]
+        self._is_interrupted = False
         logs: list[Sink] = []
         if program.log is not None:
             logs = [open(program.log, "wb", buffering=0)]  # noqa: SIM115
@@ -73,7 +77,7 @@ class Member:
         assert out is not None and err is not None
         self._pipes = [
             Pipe(out, selector, (*program.stdout, *logs)),
-            Pipe(err, selector, (*program.stderr, *logs, self._tail)),
+            Pipe(err, selector, (*self._shown, *logs, self._tail)),
         ]
 
     @property
@@ -117,6 +121,21 @@ class Member:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
+    def interrupt(self) -> None:
+        """Sends SIGINT, after which a traceback of it is not shown."""
+        self._is_interrupted = True
+        self.signal(signal.SIGINT)
+
+    def forget_traceback(self) -> None:
+        """Leaves the last traceback to another one, who shows it."""
+        for sink in self._shown:
+            sink.drop(last_lines(self._tail.text))
+
+    def show_tracebacks(self) -> None:
+        """Shows what was kept back, now that no report is to come."""
+        for sink in self._shown:
+            sink.finish()
+
     def kill(self) -> None:
         """Kills the process, and all that it started, at once."""
         if not self.gone:
@@ -130,17 +149,26 @@ class Member:
         if self.status is None:
             status = self._process.poll()
             if status is None:
+                if not self._is_interrupted:
+                    for sink in self._shown:
+                        sink.show_late(now)
                 return
             self.status, self._ended_at = status, now
             # Reads its last output before the failure is judged.
             for pipe in self._pipes:
                 pipe.drain()
+            if self._is_interrupted and self._tail.text.rstrip().endswith(
+                KeyboardInterrupt.__name__
+            ):
+                self.forget_traceback()
             self._signal_group(signal.SIGTERM)
         if self._is_empty(now):
             self.gone = True
             self._watcher.remove(self._process.pid)
             for pipe in self._pipes:
                 pipe.close()
+            if self.status == 0:
+                self.show_tracebacks()
         elif now > self._ended_at + self._grace:
             self.kill()
 
@@ -152,6 +180,7 @@ class Member:
             # Killed processes take a moment to leave the group.
             time.sleep(0.001)
             self.poll(time.monotonic())
+        self.show_tracebacks()
 
     def _signal_group(self, number: int) -> bool:
         """Sends a signal to the process group; returns false if it is empty."""

@@ -118,6 +118,7 @@ def test_arms_are_those_that_the_backend_has(arms):
 
 def test_it_says_what_was_measured(finished):
     counted = get_benchmarks("").live_bytes_text
+    assert finished.process.stderr.startswith("Measuring")
     finished.check("memory", "A model of 4,224 parameters", counted)
     assert finished.content["counted"] == counted
     assert "Measuring mirrored" in finished.process.stderr

@@ -35,14 +35,14 @@ def run_command(*arguments, **variables):
     )
 
 
+def run_demo(*arguments):
+    chosen = ("--backend", keras.backend.backend())
+    return run_command("demo", *chosen, *arguments, KERAS_BACKEND="")
+
+
 @pytest.fixture(scope="module")
 def finished():
-    return run_command(
-        "demo",
-        *("--replicas", "3", "--epochs", "2"),
-        *("--backend", keras.backend.backend()),
-        KERAS_BACKEND="",
-    )
+    return run_demo("--replicas", "3", "--epochs", "2", "--verbose")
 
 
 @pytest.fixture
@@ -67,8 +67,24 @@ def hide(monkeypatch, *modules):
 @pytest.mark.smoke
 def test_it_passes(finished):
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "PASS" in finished.stdout
+    verdict = finished.stdout.splitlines()[0]
+    assert verdict == "PASS the same weights as one device"
     assert "FAIL" not in finished.stdout
+
+
+def test_tables_and_epochs_are_for_verbose():
+    quiet = run_demo("--replicas", "2", "--epochs", "1")
+    assert quiet.returncode == 0, quiet.stdout + quiet.stderr
+    assert quiet.stdout.startswith("PASS")
+    assert re.search(r"Replicas +2\b", quiet.stdout)
+    assert "Test accuracy" in quiet.stdout
+    assert "conv_1" not in quiet.stdout
+    assert len(quiet.stdout.splitlines()) < 15
+    assert "epoch" not in quiet.stdout + quiet.stderr
+
+
+def test_no_framework_logs_on_standard_error(finished):
+    assert not re.findall(r"^(?!on ).*\S", finished.stderr, re.MULTILINE)
 
 
 def test_it_names_backend_and_versions(finished):
@@ -106,7 +122,7 @@ def test_it_shows_what_a_step_sends(finished):
 def test_it_shows_progress_of_both_trainings(finished):
     for where in ("on replicas", "on one device"):
         losses = re.findall(
-            rf"{where}, epoch \d: .*loss ([\d.]+)", finished.stdout
+            rf"{where}, epoch \d: .*loss ([\d.]+)", finished.stderr
         )
         assert len(losses) == 2
         assert float(losses[1]) < float(losses[0])
@@ -135,7 +151,7 @@ def test_other_weights_are_a_fail(changed):
     weights[-1][0] += changed
     other.set_weights(weights)
     assert not demo.show_verdict(console, digits, model, other)
-    assert "FAIL" in console.export_text()
+    assert console.export_text().startswith("FAIL different weights")
 
 
 @pytest.mark.parametrize(("same", "code"), [(True, 0), (False, 1)])

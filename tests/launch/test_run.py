@@ -14,6 +14,7 @@ import keras
 import pytest
 from typer.testing import CliRunner
 
+import keras_dist
 from keras_dist.cli.main import app
 from keras_dist.cluster_resolver import slurm
 from keras_dist.environment import machine
@@ -409,6 +410,28 @@ def test_bad_options(invoke, arguments, expected):
     assert result.exit_code == 2
     assert expected in output
     assert isinstance(result.exception, SystemExit)
+
+
+def test_help_names_the_strategy_and_shows_an_example(invoke):
+    result, output = invoke("--help")
+    assert result.exit_code == 0
+    name = keras_dist.MultiWorkerMirroredStrategy.__name__
+    assert f"keras_dist.{name}()" in output
+    # On a line of its own, to be copied.
+    lines = [line.strip() for line in result.output.splitlines()]
+    assert "keras-dist run -n 4 train.py" in lines
+
+
+def test_n_is_short_for_workers(launcher):
+    script = launcher.script("""
+        workers = os.environ["KERAS_DIST_WORKERS"].split(",")
+        print(len(workers), *sys.argv[1:])
+    """)
+    done = launcher.run("-n", 2, script, "-n", 3)
+    assert done.returncode == 0, done.stderr
+    # What follows the script is the script's.
+    expected = [f"[worker {i}] 2 -n 3" for i in range(2)]
+    assert sorted(done.stdout.splitlines()) == expected
 
 
 def test_help_says_where_the_coordinator_listens(invoke):

@@ -58,6 +58,51 @@ def test_a_failure_ends_all_and_is_shown(launcher):
         assert not (mark.exists() and launcher.is_alive(int(mark.read_text())))
 
 
+def test_a_failing_workers_traceback_is_shown_once(launcher):
+    script = launcher.script(
+        """
+        print("before", file=sys.stderr)
+        if index == 1:
+            try:
+                {}["inner"]
+            except KeyError:
+                raise ValueError("outer")
+        sleep()
+        """
+    )
+    done = launcher.run("--workers", 2, script)
+    assert done.returncode == 1
+    assert "[worker 1] before\n" in done.stderr
+    assert "  ValueError: outer\n" in done.stderr
+    for text in ("ValueError: outer\n", "KeyError: 'inner'\n"):
+        assert done.stderr.count(text) == 1
+    assert "[worker 1] Traceback" not in done.stderr
+
+
+def test_a_traceback_of_a_worker_that_goes_on_is_shown(launcher):
+    script = launcher.script(
+        """
+        import traceback
+        try:
+            raise ValueError("caught")
+        except ValueError:
+            traceback.print_exc()
+        mark("told")
+        print("it goes on", file=sys.stderr)
+        sleep()
+        """
+    )
+    process = launcher.start("--workers", 1, script)
+    lines = iter(process.stderr.readline, "")
+    told = [next(line for line in lines if ": caught" in line)]
+    told.append(next(line for line in lines if "goes on" in line))
+    assert told == [
+        "[worker 0] ValueError: caught\n",
+        "[worker 0] it goes on\n",
+    ]
+    assert process.poll() is None
+
+
 @pytest.mark.parametrize(
     ("body", "status", "how"),
     [

@@ -44,6 +44,25 @@ def test_signals_reach_each_worker_once(launcher, name):
     assert "failed" not in stderr
 
 
+def test_ctrl_c_ends_with_one_line(launcher):
+    script = launcher.script(
+        """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        mark("on")
+        try:
+            sleep()
+        finally:
+            print("saved", file=sys.stderr)
+        """
+    )
+    process = launcher.start("--workers", 1, script)
+    launcher.marks("on", 1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert stderr == "[worker 0] saved\nkeras-dist: interrupted\n"
+
+
 def test_workers_are_out_of_the_terminals_reach(launcher):
     script = launcher.script("mark('session', os.getsid(0))\nsleep()")
     launcher.start("--workers", 2, script)

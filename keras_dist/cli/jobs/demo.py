@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
+from typing import TextIO
 
 import keras
 import numpy as np
@@ -58,20 +59,26 @@ class Digits:
 
 
 class TrainingProgress(keras.callbacks.Callback):
-    """A progress bar on a terminal; a line for each epoch elsewhere."""
+    """A progress bar on a terminal; if verbose, a line for each epoch stays."""
 
     def __init__(
-        self, console: Console, title: str, on_batch: Callable[[], None]
+        self,
+        title: str,
+        on_batch: Callable[[], None],
+        stderr: TextIO,
+        verbose: bool,
     ) -> None:
         super().__init__()
         self._on_batch = on_batch
-        self._console = console
+        # Standard output begins with the verdict.
+        self._console = Console(file=stderr, highlight=False)
         self._title = title
+        self._verbose = verbose
         self.bar = progress_bar(
-            console,
+            self._console,
             MofNCompleteColumn(),
             TextColumn("{task.fields[logs]}"),
-            transient=False,
+            transient=not verbose,
         )
 
     def on_epoch_begin(
@@ -95,30 +102,42 @@ class TrainingProgress(keras.callbacks.Callback):
             f"{name} {value:.4f}" for name, value in (logs or {}).items()
         )
         self.bar.update(self._task, logs=text)
-        if not self._console.is_terminal:
+        if self._verbose and not self._console.is_terminal:
             self._console.print(f"{self._label}:  {text}")
 
 
-def run_demo(replicas: int, epochs: int, on_batch: Callable[[], None]) -> bool:
+def run_demo(
+    replicas: int,
+    epochs: int,
+    on_batch: Callable[[], None],
+    stderr: TextIO,
+    verbose: bool,
+) -> bool:
     """Trains on replicas and on one device; returns whether weights agree."""
-    console = Console(highlight=False)
     digits = Digits.load()
     set_virtual_devices(replicas)
     strategy = MirroredStrategy([f"cpu:{i}" for i in range(replicas)])
-    show_setting(console, strategy)
+
+    def train(model: keras.Model, where: str) -> None:
+        progress = TrainingProgress(where, on_batch, stderr, verbose)
+        fit(model, digits, epochs, progress)
 
     with strategy.scope():
         model = build_model()
     initial = model.get_weights()
-    train(model, digits, epochs, console, "on replicas", on_batch)
-    console.print()
-    console.print(summary(model))
-    console.print()
+    train(model, "on replicas")
 
     plain = build_model()
     plain.set_weights(initial)
-    train(plain, digits, epochs, console, "on one device", on_batch)
-    return show_verdict(console, digits, model, plain)
+    train(plain, "on one device")
+
+    console = Console(highlight=False)
+    same = show_verdict(console, digits, model, plain)
+    show_setting(console, strategy)
+    if verbose:
+        console.print()
+        console.print(summary(model))
+    return same
 
 
 def build_model() -> keras.Model:
@@ -146,16 +165,10 @@ def build_model() -> keras.Model:
     return model
 
 
-def train(
-    model: keras.Model,
-    digits: Digits,
-    epochs: int,
-    console: Console,
-    title: str,
-    on_batch: Callable[[], None],
+def fit(
+    model: keras.Model, digits: Digits, epochs: int, progress: TrainingProgress
 ) -> None:
     """Fits a model, on the same batches in the same order every time."""
-    progress = TrainingProgress(console, title, on_batch)
     with progress.bar:
         model.fit(
             digits.x_train,
@@ -181,8 +194,8 @@ def show_setting(console: Console, strategy: MirroredStrategy) -> None:
         "Per-replica batch": per_replica(BATCH_SIZE, replicas),
         "Last global batch": f"{NUM_TRAIN_ROWS % BATCH_SIZE} rows",
     }
-    console.print(pairs_table(pairs))
     console.print()
+    console.print(pairs_table(pairs))
 
 
 def per_replica(rows: int, replicas: int) -> str:
@@ -197,7 +210,7 @@ def show_verdict(
     model: keras.Model,
     plain: keras.Model,
 ) -> bool:
-    """Prints the accuracies, and returns whether the weights agree."""
+    """Prints the verdict and accuracies; returns whether the weights agree."""
     difference = largest_difference(model.get_weights(), plain.get_weights())
     # A comparison with NaN is false, so weights that blew up fail.
     same = difference <= TOLERANCE
@@ -207,13 +220,12 @@ def show_verdict(
         "Largest difference in weights": f"{difference:.2e} (tolerance "
         f"{TOLERANCE:.0e})",
     }
-    console.print()
-    console.print(pairs_table(pairs))
-    console.print()
     if same:
         console.print("[bold green]PASS[/] the same weights as one device")
     else:
         console.print("[bold red]FAIL[/] different weights from one device")
+    console.print()
+    console.print(pairs_table(pairs))
     return same
 
 
