@@ -41,6 +41,7 @@ COLLECTIVES = {
         "again": 1,
         "run": 1,
         "fit": 1,
+        "DDP": 1,
         "Keras": 0,
     },
     # Native: two metric variables are set to zero, each after a comparison.
@@ -67,8 +68,8 @@ def finished(tmp_path_factory):
 def test_the_table_has_a_row_for_each_comparison(finished):
     expected = ["ours/native", "run/native", "ours/run"]
     expected += ["fit/native", "ours/fit"]
-    if BACKEND == "jax":
-        expected += ["jit/native", "ours/jit"]
+    for other in {"jax": ["jit"], "torch": ["DDP"]}.get(BACKEND, []):
+        expected += [f"{other}/native", f"ours/{other}"]
     rows = shown(finished)
     assert rows == compared(finished)
     assert {row[:2] for row in rows} == {("small", "2")}
