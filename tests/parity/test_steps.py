@@ -1,10 +1,13 @@
 """A user's own `train_step` runs unchanged, and trains as on one device."""
 
 import keras
+import numpy as np
 import pytest
 from keras import layers
 from keras import ops
 
+import keras_dist
+from keras_dist.fit.binding import Binding
 from parity import models
 from parity.harness import BACKEND
 from parity.harness import JIT
@@ -292,3 +295,21 @@ def test_arguments_of_metrics(metric, use):
         return flat("history", model.fit(**models.table(9), **FIT).history)
 
     assert_same(outcome(3), outcome(None))
+
+
+def test_a_built_model_is_prepared_once_in_train_on_batch(monkeypatch):
+    with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse", metrics=["mae"])
+    x, y = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
+    model.train_on_batch(x, y)
+    prepared = []
+    original = Binding._prepare
+
+    def prepare(binding):
+        prepared.append(binding.model)
+        original(binding)
+
+    monkeypatch.setattr(Binding, "_prepare", prepare)
+    model.train_on_batch(x, y)
+    assert prepared == [model]
