@@ -3,7 +3,8 @@
 A copy from ordinary memory makes the program wait for all that the GPU has to
 do. So batches are read on the host, copied to pinned memory, and sent from
 there; for one device, by a stream and, where nobody can tell, a thread of
-their own.
+their own. Small batches are left to Keras: a thread that shares Python's lock
+with the step takes longer than their copies do.
 """
 
 import contextlib
@@ -27,11 +28,16 @@ from keras_dist_torch.keras_internals import hook_batches
 Send = Callable[[Any], Callable[[], Any]]
 
 
+# Batches of arrays with fewer numbers are small.
+LEAST_SIZE = 2**20
+
+
 class _Now(threading.local):
     def __init__(self) -> None:
         # Makes what sends the batches of one pass.
         self.make: Callable[[], Send] | None = None
         self.ahead = 0
+        self.least = 0
 
 
 _now = _Now()
@@ -48,7 +54,8 @@ def to_gpu(device: torch.device, executor: Executor) -> Iterator[None]:
     def make() -> Send:
         return Lane(device).send
 
-    with replaced(_now, make=make, ahead=executor.batches_ahead):
+    ahead = executor.batches_ahead
+    with replaced(_now, make=make, ahead=ahead, least=LEAST_SIZE):
         yield
 
 
@@ -56,7 +63,7 @@ def to_gpu(device: torch.device, executor: Executor) -> Iterator[None]:
 def from_host() -> Iterator[None]:
     """Has trainers read batches on the host, which steps send, inside."""
     hook_batches(_fed)
-    with replaced(_now, make=lambda: _as_it_is, ahead=0):
+    with replaced(_now, make=lambda: _as_it_is, ahead=0, least=0):
         yield
 
 
@@ -64,11 +71,10 @@ def _as_it_is(batch: Any) -> Callable[[], Any]:
     return lambda: batch
 
 
-def _fed(batches: Iterable[Any], may_read_ahead: bool) -> Iterable[Any]:
-    if _now.make is None:
+def _fed(batches: Iterable[Any], size: int | None) -> Iterable[Any]:
+    if _now.make is None or (size is not None and size < _now.least):
         return batches
-    ahead = _now.ahead if may_read_ahead else 0
-    return sent_ahead(batches, _now.make(), ahead)
+    return sent_ahead(batches, _now.make(), 0 if size is None else _now.ahead)
 
 
 class Lane:

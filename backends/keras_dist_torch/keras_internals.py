@@ -14,6 +14,7 @@ What an optimizer computes from parts is written by `_direct_assign`.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -117,12 +118,13 @@ def hook_initialization(device_of: Callable[[Any], str | None]) -> None:
 
 
 @functools.cache
-def hook_batches(fed: Callable[[Any, bool], Any]) -> None:
-    """Has trainers read `fed(batches, may_read_ahead)` as their batches.
+def hook_batches(fed: Callable[[Any, int | None], Any]) -> None:
+    """Has trainers read `fed(batches, size)` as their batches.
 
-    Of users' own iterators, and of what draws random numbers for each batch,
-    nothing may be read before it is needed. Arrays that are on a GPU already
-    are not fed.
+    The size is how many numbers a batch has that may be read ahead. It is
+    `None` for users' own iterators, and for what draws random numbers for each
+    batch: nothing of them may be read before it is needed. Arrays that are on
+    a GPU already are not fed.
     """
 
     @as_hook
@@ -132,9 +134,17 @@ def hook_batches(fed: Callable[[Any, bool], Any]) -> None:
         arrays = keras.tree.flatten(adapter._inputs if is_array else None)
         if any(isinstance(a, torch.Tensor) and a.is_cuda for a in arrays):
             return batches
-        return fed(batches, is_array and adapter._shuffle != "batch")
+        if not is_array or adapter._shuffle == "batch":
+            return fed(batches, None)
+        return fed(batches, _size_of_row(arrays) * adapter._batch_size)
 
     _EpochIterator._get_iterator = read(_EpochIterator._get_iterator)
+
+
+def _size_of_row(arrays: list[Any]) -> int:
+    # An axis of unknown size, such as a ragged one, counts as one number.
+    shapes = [array.shape[1:] for array in arrays if array is not None]
+    return sum(math.prod(size or 1 for size in shape) for shape in shapes)
 
 
 def forget_parameter(variable: keras.Variable) -> None:

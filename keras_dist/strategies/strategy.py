@@ -196,8 +196,10 @@ class Strategy(DeprecatedMethods):
 
         It is 1, and can be set before `fit`. Such a batch is read and copied
         while the GPU computes the step before it, and takes memory there. It
-        is for arrays on PyTorch with one GPU: JAX and TensorFlow copy without
-        waiting, and other data is read when it is needed.
+        is for arrays on PyTorch with one GPU, in batches of at least 2**20
+        numbers: smaller ones are copied faster than a thread can help. JAX
+        and TensorFlow copy without waiting, and other data is read when it is
+        needed.
 
         Raises:
             ValueError: If it is set to anything but 0, 1 or 2.

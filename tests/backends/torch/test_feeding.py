@@ -89,6 +89,7 @@ LANES = []
 def gpu(monkeypatch):
     """Makes `fit` take the CPU for a GPU, as far as batches go."""
     LANES.clear()
+    monkeypatch.setattr(feeding, "LEAST_SIZE", 0)
     monkeypatch.setattr(feeding, "Lane", Lane)
     to_gpu = feeding.to_gpu
     monkeypatch.setattr(
@@ -122,6 +123,14 @@ def test_fit_sends_batches_ahead_with_the_same_numbers(gpu, ahead):
     assert epochs == 2 * [[2 * [("cpu", n)] for n in (4, 4, 2)]]
     for got, want in zip(found, plain(), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("least", [16, 17])
+def test_small_batches_are_left_to_keras(gpu, monkeypatch, least):
+    monkeypatch.setattr(feeding, "LEAST_SIZE", least)
+    # Each of 4 rows has 3 features and a label.
+    fitted((X, Y), batch_size=4)
+    assert bool(LANES) is (least == 16)
 
 
 def plain():
