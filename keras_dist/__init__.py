@@ -15,7 +15,7 @@ import lazy_loader
 from keras_dist.environment import keras_import
 from keras_dist.errors import BackendNotFoundError as _BackendNotFoundError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
