@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -119,3 +120,10 @@ def test_the_wheel_is_imported_with_its_plugins(installed):
     assert place == str(installed / "keras_dist" / "__init__.py")
     assert len(set(versions.split())) == 1
     assert plugins == "jax tensorflow torch"
+
+
+def test_links_of_the_page_on_pypi_lead_out_of_it(installed):
+    (metadata,) = installed.glob("*.dist-info/METADATA")
+    links = re.findall(r"\]\(([^)]+)\)", metadata.read_text())
+    assert len(links) > 10
+    assert all(link.startswith("https://") for link in links), links
