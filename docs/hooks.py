@@ -7,6 +7,7 @@ file without a page becomes a link to the file in the public repository.
 
 import posixpath
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 from mkdocs.structure.files import Files
 from nbconvert.exporters import MarkdownExporter
+
+sys.path.insert(0, str(Path(__file__).parent))
+from griffe_extension import MODULES
 
 TOP = Path(__file__).parents[1]
 FILES = "https://github.com/keras-dist/keras_dist/blob/main"
@@ -42,6 +46,9 @@ def on_files(files: Files, config: Any) -> Files:
             files.append(
                 File.generated(config, f"tutorials/{name}", content=content)
             )
+    for module in MODULES:
+        uri = f"reference/{module}.md"
+        files.append(File.generated(config, uri, content=f"::: {module}\n"))
     return files
 
 
