@@ -70,6 +70,7 @@ def read(path: str) -> tuple[str, dict[str, bytes]]:
         return file.read_text(), {}
     notebook = nbformat.read(file, as_version=4)
     notebook.metadata.language_info = {"name": "python"}
+    notebook.cells = [cell for cell in notebook.cells if cell.source.strip()]
     names = {"output_files_dir": f"{file.stem}_files", "unique_key": file.stem}
     text, resources = MarkdownExporter().from_notebook_node(
         notebook, resources=names
