@@ -20,10 +20,12 @@ KerasDistError
 
 Each also derives from the builtin exception in brackets, so that handlers
 written for `tf.distribute` and for Keras still catch it. Messages say what was
-received, what was expected and what to do. They end with the name of a section
-of tutorials/errors.md, which shows the mistake and its fix as code.
+received, what was expected and what to do. They end with the address of a
+section of the page about errors, which shows the mistake and its fix as code.
+The command `keras-dist explain` prints the section without the network.
 """
 
+import re
 from typing import TYPE_CHECKING
 from typing import ClassVar
 
@@ -48,7 +50,25 @@ __all__ = [
 # Exit status of a worker that asks to be started again, because it has saved
 # its state or lost another worker.
 RESTART_EXIT_CODE = 42
-_PAGE = "tutorials/errors.md"
+# The address of the documentation, with a slash at the end.
+SITE = "https://keras-dist.github.io/keras_dist/"
+
+
+def anchor_of(section: str) -> str:
+    """Returns what the address of a section ends with, after `#`."""
+    words = re.sub(r"[^\w\s-]", "", section).lower().split()
+    return "-".join(words)
+
+
+def address_of(section: str) -> str:
+    """Returns the address of a section of the page about errors."""
+    return f"{SITE}errors/#{anchor_of(section)}"
+
+
+def see_section(section: str) -> str:
+    """Returns the end of a message: where a section can be read."""
+    command = f"keras-dist explain {anchor_of(section)}"
+    return f"See {address_of(section)}, or run: {command}"
 
 
 class KerasDistError(Exception):
@@ -57,8 +77,8 @@ class KerasDistError(Exception):
     Catch it to handle all of them alike.
 
     Attributes:
-        section: String, the section of tutorials/errors.md that explains the
-            error; the message ends with it. Empty for none.
+        section: String, the section of the page about errors that explains
+            the error; the message ends with its address. Empty for none.
 
     Example:
 
@@ -77,9 +97,11 @@ class KerasDistError(Exception):
 
     def __str__(self) -> str:
         message = super().__str__()
-        hint = f"See '{self.section}' in {_PAGE}."
+        if not message or not self.section:
+            return message
+        hint = see_section(self.section)
         # A message copied from another error has the hint already.
-        if not message or not self.section or hint in message:
+        if hint in message:
             return message
         return f"{message} {hint}"
 

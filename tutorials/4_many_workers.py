@@ -331,8 +331,8 @@ plt.show()
 # and all workers end with status 42. When they are started again, they continue
 # after that call.
 #
-# [many_workers.md](many_workers.md) has the exact files for several hosts,
-# SLURM, Kubernetes and torchrun.
+# [Start many workers](../docs/pages/guide/many_workers.md) has the exact files
+# for several hosts, SLURM, Kubernetes and torchrun.
 #
 # ## Facts
 #

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from keras_dist.errors import see_section
 from keras_dist_tensorflow import runtime_internals
 
 _MARK = "_keras_dist_rows"
@@ -296,7 +297,7 @@ def _warn(name: str, count: int | None) -> None:
         "for each row, which matters to optimizers that square gradients. If "
         "that is right, compute them from the batch: write `0 * x + 2` in "
         "place of `ops.full`. Else make them outside of the step, as a "
-        "tensor in the constructor. See 'The numbers differ' in "
-        "tutorials/errors.md.",
+        "tensor in the constructor. "
+        f"{see_section('The numbers differ')}",
         stacklevel=2,
     )

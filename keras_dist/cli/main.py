@@ -19,6 +19,7 @@ from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
 from keras_dist.cli.environment import require
 from keras_dist.cli.environment import select_backend
+from keras_dist.cli.explain import explain
 from keras_dist.cli.json_option import JsonFile
 from keras_dist.cli.json_option import is_stdout
 from keras_dist.cli.json_option import write_json
@@ -178,6 +179,7 @@ def info(
     write_json(json, found)
 
 
+app.command(cls=CliCommand)(explain)
 app.command(cls=CliCommand)(plan)
 app.command("test", cls=CliCommand)(self_test)
 app.command(cls=CliCommand, context_settings=SETTINGS)(run)

@@ -22,6 +22,7 @@ from keras_dist.cluster_resolver.detection import place
 from keras_dist.cluster_resolver.launched import WORKERS
 from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
+from keras_dist.errors import see_section
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.overrides import as_hook
@@ -85,8 +86,8 @@ def notice_scope(model: keras.Model) -> None:
         "any scope. Expected: a distributed model, if it should run on "
         "several devices. Make it inside of `with strategy.scope():`, or "
         "call `strategy.distribute(model)` before its first `fit`. If it "
-        "should run on one device, use it outside of the scope. See 'A loop "
-        "that is not distributed' in tutorials/errors.md.",
+        "should run on one device, use it outside of the scope. "
+        f"{see_section('A loop that is not distributed')}",
         stacklevel=_users_level(),
     )
 

@@ -18,6 +18,7 @@ import keras
 from keras import ops
 from keras import tree
 
+from keras_dist.errors import see_section
 from keras_dist.fit import hooks
 from keras_dist.fit.draws import equal_draws
 from keras_dist.internals.overrides import first_pass_wrapped
@@ -166,8 +167,8 @@ class Rehearsal:
             f"{parted.mean:.6g} from the replicas, as the mean of their "
             f"losses over rows, and {parted.alone:.6g} from one device, for "
             f"the first {parted.rows} rows. {why} `strategy.verify(model, x, "
-            "y)` compares the strategy with one device. See 'The numbers "
-            "differ' in tutorials/errors.md."
+            "y)` compares the strategy with one device. "
+            f"{see_section('The numbers differ')}"
         )
 
 

@@ -13,6 +13,7 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.errors import see_section
 from keras_dist.fit.metrics import leaves_of
 from keras_dist.fit.metrics import run_together
 from keras_dist.internals import keras_internals
@@ -269,7 +270,7 @@ def _look_at(optimizer: Any, variables: Any) -> None:
         "`strategy.run`. Neither was called before, so one device computes "
         "everything. Put the step into a function, and call it with "
         "`strategy.run(step, args=(batch,))`. Take the batch from "
-        "`strategy.experimental_distribute_dataset`. See 'A loop that is not "
-        "distributed' in tutorials/errors.md.",
+        "`strategy.experimental_distribute_dataset`. "
+        f"{see_section('A loop that is not distributed')}",
         stacklevel=5,
     )

@@ -10,9 +10,9 @@ from typing import Any
 from rich.table import Table
 
 from keras_dist.errors import NumbersDifferError
+from keras_dist.errors import see_section
 from keras_dist.planning import tables
 
-PAGE = "tutorials/errors.md"
 SECTION = "The numbers differ"
 _MOST_LAYERS = 5
 
@@ -128,7 +128,7 @@ class Report(tables.Shown):
 
     @property
     def section(self) -> str:
-        """The section of tutorials/errors.md to read; empty if `same`."""
+        """The section to read of the page about errors; empty if `same`."""
         return "" if self.same else SECTION
 
     def with_note(self, note: str) -> "Report":
@@ -216,7 +216,7 @@ class Report(tables.Shown):
             for path, relative in self.by_layer[:_MOST_LAYERS]:
                 yield f"  {path}: {relative:.1e}"
         if not self.same:
-            yield f"See '{self.section}' in {PAGE}."
+            yield see_section(self.section)
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -1,7 +1,11 @@
-"""What the pages of the API reference say, for tests."""
+"""What the pages of the documentation site say, for tests."""
 
 import html.parser
 import pathlib
+
+# What a page loads itself, and where its address is.
+LOADED = {"audio": "src", "iframe": "src", "img": "src", "script": "src"}
+LOADED |= {"source": "src", "video": "src"}
 
 
 class Page(html.parser.HTMLParser):
@@ -12,50 +16,55 @@ class Page(html.parser.HTMLParser):
 
     Attributes:
         path: As given.
-        texts: Dict of docstrings' text by the id of their entry; that of the
-            module has the id `""`.
         names: Set of all ids.
         links: List of the addresses that it links to.
-        codes: List of (text, whether it is a link) of what docstrings have
-            in backticks.
+        loaded: List of the addresses of pictures, scripts, styles and fonts.
+        codes: List of the texts that are set as code.
+        texts: Dict of what entries of the API reference say, by their ids.
+        linked: Dict of what entries of the API reference link to, likewise.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
         super().__init__()
         self.path = path
-        self.texts = {"": ""}
         self.names = set()
         self.links = []
+        self.loaded = []
         self.codes = []
+        self.texts = {"": ""}
+        self.linked = {"": []}
         self._entry = ""
         self._open = []
         self.feed(path.read_text())
 
     def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
+        attrs = {name: value or "" for name, value in attrs}
         if "id" in attrs:
             self.names.add(attrs["id"])
-        if "href" in attrs:
+        if tag == "a" and "href" in attrs:
             self.links.append(attrs["href"])
-        if tag == "section" or "classattr" in attrs.get("class", ""):
-            self._entry = attrs.get("id", "")
-            self.texts.setdefault(self._entry, "")
-        if tag not in {"br", "hr", "img", "input", "link", "meta"}:
-            self._open.append((tag, attrs.get("class", "")))
+            self.linked[self._entry].append(attrs["href"])
+        if tag == "link" and attrs.get("rel") not in {
+            *("canonical", "next", "prev"),
+        }:
+            self.loaded.append(attrs["href"])
+        if LOADED.get(tag) in attrs:
+            self.loaded.append(attrs[LOADED[tag]])
+        if "doc-heading" in attrs.get("class", "").split():
+            self._entry = attrs["id"]
+            self.texts[self._entry] = ""
+            self.linked[self._entry] = []
+        if tag not in {"br", "hr", "img", "input", "link", "meta", "source"}:
+            self._open.append(tag)
         if tag == "code":
-            self.codes.append(["", False])
-        if tag == "a" and self._is_in("code"):
-            self.codes[-1][1] = True
+            self.codes.append("")
 
     def handle_endtag(self, tag):
-        while self._open and self._open.pop()[0] != tag:
+        while self._open and self._open.pop() != tag:
             pass
 
     def handle_data(self, data):
-        if ("div", "docstring") in self._open:
+        if "p" in self._open:
             self.texts[self._entry] += data
-            if self._is_in("code"):
-                self.codes[-1][0] += data
-
-    def _is_in(self, tag):
-        return any(name == tag for name, _ in self._open)
+        if "code" in self._open:
+            self.codes[-1] += data

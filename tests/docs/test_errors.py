@@ -1,7 +1,6 @@
 """The page about errors: its examples fail and work as they say."""
 
 import contextlib
-import pathlib
 import re
 
 import keras
@@ -10,12 +9,11 @@ import pytest
 
 import keras_dist
 from keras_dist import errors
+from keras_dist.cli.explain import sections
 from parity.harness import BACKEND
 from tables import NAMES
 
-PAGE = pathlib.Path(__file__).parents[2] / "tutorials" / "errors.md"
-_, *SECTIONS = re.split(r"\n## (.+)\n", PAGE.read_text())
-SECTIONS = dict(zip(SECTIONS[::2], SECTIONS[1::2], strict=True))
+SECTIONS = sections()
 ERRORS = [
     getattr(errors, name) for name in errors.__all__ if name != "KerasDistError"
 ]
@@ -24,7 +22,9 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS)
 def test_each_error_has_a_section_and_says_so(error):
     assert f"`{error.__name__}`" in SECTIONS[error.section]
-    hint = f"See '{error.section}' in tutorials/errors.md."
+    hint = errors.see_section(error.section)
+    assert hint.startswith("See https://")
+    assert " or run: keras-dist explain " in hint
     assert str(error("What happened.")) == f"What happened. {hint}"
     again = error(str(error("What happened.")))
     assert str(again).count(hint) == 1
@@ -55,6 +55,6 @@ def _raises(block):
     for name, backends in re.findall(r"(\w+)(?: on ([^;]*))?", says):
         if not backends or NAMES[BACKEND] in backends:
             error = getattr(keras_dist, name)
-            hint = re.escape(f"See '{error.section}' in")
+            hint = re.escape(errors.see_section(error.section))
             return pytest.raises(error, match=hint)
     return contextlib.nullcontext()

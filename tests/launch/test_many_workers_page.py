@@ -16,7 +16,7 @@ from keras_dist.cli.main import app
 from ports import free_block
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = (ROOT / "tutorials" / "many_workers.md").read_text()
+PAGE = ROOT.joinpath("docs", "pages", "guide", "many_workers.md").read_text()
 BIN = pathlib.Path(sys.executable).parent
 
 

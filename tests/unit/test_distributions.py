@@ -91,7 +91,7 @@ def files(folder):
 def test_the_source_has_what_its_readers_and_tests_open(source):
     for name in TOP_FILES:
         assert (source / name).read_bytes() == (TOP / name).read_bytes(), name
-    for folder in ("keras_dist", "backends", "tests", "tutorials"):
+    for folder in ("keras_dist", "backends", "docs", "tests", "tutorials"):
         expected = files(TOP / folder)
         assert len(expected) > 10
         assert files(source / folder) == expected

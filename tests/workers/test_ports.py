@@ -1,4 +1,4 @@
-"""What listens where, as tutorials/many_workers.md says, between two hosts."""
+"""What listens where between two hosts, as the page about workers says."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from workers import listening_script
 from workers import two_hosts
 
 TESTS = pathlib.Path(__file__).parent.parent
-PAGE = TESTS.parent / "tutorials" / "many_workers.md"
+PAGE = TESTS.parent.joinpath("docs", "pages", "guide", "many_workers.md")
 ISOLATED = ["unshare", "--map-root-user", "--net"]
 LIMIT = 200
 
