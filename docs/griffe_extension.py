@@ -73,7 +73,8 @@ class PublicNames(griffe.Extension):
             shown += each.own.values()
         for docstring in {id(x.docstring): x.docstring for x in shown}.values():
             if docstring is not None:
-                docstring.value = linked(docstring.value, names)
+                text = with_links(docstring.value, names)
+                docstring.value = EXAMPLE.sub(_as_code, text)
         for each in classes.values():
             each.tell_inherited()
 
@@ -107,8 +108,13 @@ def short_names(public: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def linked(text: str, names: Mapping[str, str]) -> str:
-    """Returns a docstring with examples as code, and with links for names."""
+def with_links(text: str, names: Mapping[str, str]) -> str:
+    """Returns Markdown in which names link to their entries.
+
+    Args:
+        text: String.
+        names: Dict of the entries' ids, by what is set as code.
+    """
 
     def link(found: re.Match[str]) -> str:
         path = names.get(found[1])
@@ -116,9 +122,11 @@ def linked(text: str, names: Mapping[str, str]) -> str:
 
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     parts[::2] = [CODE.sub(link, part) for part in parts[::2]]
-    return EXAMPLE.sub(
-        lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", "".join(parts)
-    )
+    return "".join(parts)
+
+
+def _as_code(example: re.Match[str]) -> str:
+    return f"```pycon\n{example[0].rstrip()}\n```\n"
 
 
 class Members:

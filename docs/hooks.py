@@ -5,6 +5,7 @@ that the links also work where the files are read without the site. A link to a
 file without a page becomes a link to the file in the public repository.
 """
 
+import ast
 import posixpath
 import re
 import sys
@@ -19,6 +20,8 @@ from nbconvert.exporters import MarkdownExporter
 
 sys.path.insert(0, str(Path(__file__).parent))
 from griffe_extension import MODULES
+from griffe_extension import short_names
+from griffe_extension import with_links
 
 TOP = Path(__file__).parents[1]
 FILES = "https://github.com/keras-dist/keras_dist/blob/main"
@@ -35,6 +38,10 @@ ELSEWHERE = {
     },
 }
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
+# The entries of the API reference, by what pages call them.
+STUB = ast.parse((TOP / "keras_dist" / "__init__.pyi").read_text())
+PATHS = [f"keras_dist.{name}" for name in ast.literal_eval(STUB.body[-1].value)]
+NAMES = {path: path for path in PATHS} | short_names(PATHS)
 TABLE = re.compile(r"<!-- table of (\S+) that begins (\|.*\|) -->")
 
 
@@ -54,10 +61,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **others: Any) -> str:
-    """Puts in tables of other files, and turns links to files into links."""
+    """Puts in tables of other files, and makes links of the site."""
     uri = page.file.src_uri
     text = TABLE.sub(lambda found: table(*found.groups()), markdown)
-    return LINK.sub(lambda found: link(uri, found), text)
+    text = LINK.sub(lambda found: link(uri, found), text)
+    # What programs print is no link, and old names have no entry.
+    if uri.startswith("tutorials/") or uri == "changelog.md":
+        return text
+    return with_links(text, NAMES)
 
 
 def read(path: str) -> tuple[str, dict[str, bytes]]:

@@ -1,4 +1,4 @@
-"""The portable loop, as README shows it, beside the framework's own."""
+"""The portable loop, as the guide shows it, beside the framework's own."""
 
 import functools
 import itertools

@@ -116,6 +116,12 @@ def test_the_addresses_are_those_of_the_project():
     assert urls["Issues"] == f"{urls['Source']}/issues"
 
 
+def test_pages_link_names_to_the_reference(pages):
+    for name in errors.__all__:
+        entry = f"../reference/keras_dist/#keras_dist.{name}"
+        assert entry in pages["errors/"].links
+
+
 def test_each_tutorial_has_a_page(pages):
     names = {path.stem for path in TOP.glob("tutorials/*.ipynb")}
     assert len(names) > 5
