@@ -54,6 +54,7 @@ PUBLIC = {
         "in_cross_replica_context",
         "launch",
         "list_devices",
+        "on_chief",
         "print",
         "restore_sharded",
         "save_sharded",
