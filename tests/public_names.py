@@ -137,6 +137,7 @@ PUBLIC = {
         "Home",
         "Owners",
         "Plan",
+        "Profiler",
         "Replica",
         "ReplicaRunner",
         "Round",

@@ -16,6 +16,7 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit.banner import introduce
 from keras_dist.fit.plain_models import DistributedConfig
 from keras_dist.fit.plain_models import forget
+from keras_dist.fit.profile import stop_profiles_of
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
@@ -300,5 +301,6 @@ class Binding:
         finally:
             self._entered.already = False
             executor.release(model)
+            stop_profiles_of(model)
             if self.strategy.has_components:
                 self._share_out()
