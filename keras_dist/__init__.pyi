@@ -32,6 +32,7 @@ from .errors import UnsupportedKerasError
 from .errors import UnsupportedModelError
 from .errors import VirtualDevicesError
 from .errors import WorkerLostError
+from .fit.workers.callbacks import on_chief
 from .fit.workers.sharded_checkpoint import restore_sharded
 from .fit.workers.sharded_checkpoint import save_sharded
 from .inputs.dataset import DistributedDataset
@@ -118,6 +119,7 @@ __all__ = [
     "in_cross_replica_context",
     "launch",
     "list_devices",
+    "on_chief",
     "print",
     "restore_sharded",
     "save_sharded",

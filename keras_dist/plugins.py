@@ -26,6 +26,7 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import override_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.home import Home
+from keras_dist.plugin.profiler import Profiler
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
@@ -43,6 +44,7 @@ __all__ = [
     "Home",
     "Owners",
     "Plan",
+    "Profiler",
     "Replica",
     "ReplicaRunner",
     "Round",

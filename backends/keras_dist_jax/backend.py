@@ -53,6 +53,7 @@ from keras_dist_jax.logical import JaxLogicalExecutor
 from keras_dist_jax.machine import Machine
 from keras_dist_jax.machine import compiling_for
 from keras_dist_jax.machine import current_machine
+from keras_dist_jax.profiler import JaxProfiler
 from keras_dist_jax.sharded import JaxShardedExecutor
 from keras_dist_jax.target_workers import TargetWorkers
 from keras_dist_jax.topologies import machine_of
@@ -76,6 +77,7 @@ class JaxBackend(
     """JAX on the devices of its default platform, and on the CPU's."""
 
     def __init__(self) -> None:
+        self._profiler = JaxProfiler()
         self._cpu_gate = OneAtATime()
         self._plain_compiler = JaxCompiler(None, Gate())
         self._workers: JaxWorkers | None = None
@@ -228,6 +230,9 @@ class JaxBackend(
     ) -> None:
         assert executor is None or isinstance(executor, JaxExecutor)
         checkpoints.restore(model, executor, variables, folder)
+
+    def profiler(self) -> JaxProfiler:
+        return self._profiler
 
     def compiler(self) -> Compiler:
         return self._plain_compiler

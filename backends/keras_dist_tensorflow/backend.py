@@ -25,6 +25,7 @@ from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowOneDeviceExecutor
 from keras_dist_tensorflow.mirrored import TensorFlowReplicaExecutor
+from keras_dist_tensorflow.profiler import TensorFlowProfiler
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _TAKEN_OVER = (
@@ -45,6 +46,7 @@ class TensorFlowBackend(Backend, Differentiates):
     """The `Backend` over TensorFlow's logical devices."""
 
     def __init__(self) -> None:
+        self._profiler = TensorFlowProfiler()
         self._compiler = TensorFlowCompiler()
         self._workers: TensorFlowWorkers | None = None
 
@@ -100,6 +102,9 @@ class TensorFlowBackend(Backend, Differentiates):
 
     def set_random_state(self, state: str) -> None:
         runtime_internals.set_random_state(state)
+
+    def profiler(self) -> TensorFlowProfiler:
+        return self._profiler
 
     def compiler(self) -> TensorFlowCompiler:
         return self._compiler

@@ -38,6 +38,7 @@ from keras_dist_torch.gradients import detached
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import hook_initialization
 from keras_dist_torch.one_device import TorchExecutor
+from keras_dist_torch.profiler import TorchProfiler
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.sharded import TorchShardedExecutor
@@ -54,6 +55,7 @@ class TorchBackend(
     describes_values = True
 
     def __init__(self) -> None:
+        self._profiler = TorchProfiler()
         self._num_cpus = 1
         self._listed = False
         self._compiler = TorchCompiler()
@@ -207,6 +209,9 @@ class TorchBackend(
         from keras_dist_torch import checkpoints
 
         checkpoints.restore(variables, folder)
+
+    def profiler(self) -> TorchProfiler:
+        return self._profiler
 
     def compiler(self) -> TorchCompiler:
         return self._compiler

@@ -4,6 +4,7 @@
 |---|---|
 | `torch.utils._pytree` | per-replica values are nests for `torch.compile` |
 | `torch._dynamo.disable` | where replicas meet, Python runs as it is |
+| `torch._C._profiler._ExperimentalConfig` | profiles of all threads |
 | `torch._foreach_{add_,copy_,mul}` | one call for many tensors |
 
 If one of them moves, `private` raises an error with its name.
@@ -13,6 +14,8 @@ from keras_dist.internals.private_names import private
 
 pytree = private("torch.utils._pytree")
 
+_ProfilerConfig = private("torch._C._profiler._ExperimentalConfig")
+
 for _name in (
     "torch._dynamo.disable",
     "torch._foreach_add_",
@@ -21,3 +24,8 @@ for _name in (
     "torch.utils._pytree.register_pytree_node",
 ):
     private(_name)
+
+
+def of_all_threads() -> object:
+    """Returns the setting of a profile of all threads."""
+    return _ProfilerConfig(profile_all_threads=True)

@@ -16,6 +16,7 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit.banner import introduce
 from keras_dist.fit.plain_models import DistributedConfig
 from keras_dist.fit.plain_models import forget
+from keras_dist.fit.profile import stop_profiles_of
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
@@ -25,6 +26,8 @@ from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
+from keras_dist.plugin.chief_only import check_all_come
+from keras_dist.plugin.chief_only import saving
 from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.adoption import adopt
@@ -217,6 +220,8 @@ class Binding:
             context.check_same(
                 self.strategy, f"`{name}` of model '{model.name}'"
             )
+            if self.strategy.executor.workers is not None:
+                check_all_come(f"`{name}` of model '{model.name}'")
             self.strategy.has_run = True
             if not each_batch:
                 own = functools.partial(data_for_fit, self.strategy)
@@ -253,7 +258,7 @@ class Binding:
         def method(*args: Any, **kwargs: Any) -> None:
             workers = self.strategy.executor.workers
             assert workers is not None
-            with together.readable_by_chief(self.model):
+            with saving(), together.readable_by_chief(self.model):
                 together.save(self.model, name, workers, *args, **kwargs)
 
         method.__name__ = name
@@ -296,5 +301,6 @@ class Binding:
         finally:
             self._entered.already = False
             executor.release(model)
+            stop_profiles_of(model)
             if self.strategy.has_components:
                 self._share_out()

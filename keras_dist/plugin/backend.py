@@ -22,6 +22,7 @@ from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.profiler import Profiler
 
 ENTRY_POINT_GROUP = "keras_dist.backends"
 
@@ -104,6 +105,13 @@ class Backend(ABC):
         """Returns the compiler of functions outside of any strategy.
 
         The result is `None` if the framework can't compile functions.
+        """
+        return None
+
+    def profiler(self) -> Profiler | None:
+        """Returns the framework's profiler, the same object at each call.
+
+        The result is `None` if the framework has no profiler.
         """
         return None
 

@@ -14,6 +14,7 @@ from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError
+from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.heartbeats import SignsOfLife
 from keras_dist.plugin.heartbeats import lost_error
 
@@ -55,9 +56,11 @@ class Meetings:
         """Waits until all workers are here, for the same.
 
         Raises:
-            ReplicaDivergenceError: If another worker is at something else.
+            ReplicaDivergenceError: If another worker is at something else, or
+                if only the chief runs this code.
             WorkerLostError: If another worker is lost.
         """
+        check_all_come(f"Reading or saving {what}")
         self._count += 1
         board = self._signs.board
         own = f"{self._count} {what}"

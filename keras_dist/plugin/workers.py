@@ -28,8 +28,12 @@ from keras_dist.core.rows import Share
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
+from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.meetings import could_not
+
+_COLLECTIVES = ("sum", "gather", "broadcast", "concatenate")
+_EXCHANGE = "An exchange of values, such as `strategy.reduce`,"
 
 
 class Workers(ABC):
@@ -40,6 +44,11 @@ class Workers(ABC):
     meetings: Meetings | None = None
     # False where tensors are only described, as in a simulation.
     have_values = True
+
+    def __init_subclass__(cls) -> None:
+        for name in _COLLECTIVES:
+            if name in vars(cls):
+                setattr(cls, name, _of_all(vars(cls)[name]))
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         self.cluster = cluster
@@ -190,6 +199,17 @@ class Workers(ABC):
         if any(ops.is_tensor(number) for number in numbers):
             return [joined[i] for i in range(joined.shape[0])]
         return [int(number) for number in ops.convert_to_numpy(joined)]
+
+
+def _of_all(collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a collective raise where only the chief would come to it."""
+
+    @functools.wraps(collective)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_all_come(_EXCHANGE)
+        return collective(*args, **kwargs)
+
+    return checked
 
 
 def total_of(op: ReduceOp) -> ReduceOp:

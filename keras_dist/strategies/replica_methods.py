@@ -35,6 +35,7 @@ from keras_dist.fit import hooks
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
+from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.replica.call import run_on_one
 from keras_dist.replica.call import run_on_replicas
 from keras_dist.replica.function import Function
@@ -100,6 +101,8 @@ class ReplicaMethods(StrategyBase):
         ) and self.plan.num_replicas > 1:
             context.check_cross_replica(self, "run")
             check_run_counts(self)
+        if self._executor.workers is not None:
+            check_all_come("`strategy.run`")
         self.has_run = True
         compiler = self._executor.compiler
         if compiler is not None and (

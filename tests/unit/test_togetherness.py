@@ -17,14 +17,14 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.workers.callbacks import flat_callbacks
+from keras_dist.fit.workers.callbacks import quiet_callbacks
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import batches_of
 from keras_dist.fit.workers.entry import check_agreement
 from keras_dist.fit.workers.entry import described
 from keras_dist.fit.workers.entry import rows_of
 from keras_dist.fit.workers.together import Together
-from keras_dist.fit.workers.together import flat_callbacks
-from keras_dist.fit.workers.together import quiet_callbacks
 from keras_dist.fit.workers.together import save
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside

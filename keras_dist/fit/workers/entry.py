@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -15,6 +17,10 @@ from keras_dist.fit.workers import same_data
 from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
+from keras_dist.fit.workers.callbacks import BACKUP
+from keras_dist.fit.workers.callbacks import chiefs_guarded
+from keras_dist.fit.workers.callbacks import flat_callbacks
+from keras_dist.fit.workers.callbacks import quiet_callbacks
 from keras_dist.internals.keras_data import set_initial_epoch
 from keras_dist.internals.overrides import shuffles_noted
 from keras_dist.plugin import randomness
@@ -154,15 +160,13 @@ class Entry:
         self._given = signature.bind(model, *args, **kwargs)
         given = self._get("callbacks")
         self._is_list = isinstance(given, keras.callbacks.CallbackList)
-        self._callbacks = together.flat_callbacks(
+        self._callbacks = flat_callbacks(
             given.callbacks if self._is_list else given
         )
+        self._in_parts = isinstance(executor, KeepsParts)
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
-            in_parts = isinstance(executor, KeepsParts)
-            self._callbacks = together.quiet_callbacks(
-                self._callbacks, in_parts
-            )
+            self._callbacks = quiet_callbacks(self._callbacks, self._in_parts)
 
     def agree(self) -> None:
         """Compares the call and its data, and takes the chief's random states.
@@ -197,8 +201,11 @@ class Entry:
             self._set("callbacks", self._callbacks)
         data = _data(self._arguments()) if same_data.is_wanted() else {}
         watch = same_data.data_watched(data, self._executor, self._workers)
+        guard: AbstractContextManager[None] = nullcontext()
+        if self._workers.cluster.is_chief:
+            guard = chiefs_guarded(self._callbacks, self._in_parts)
         try:
-            with watch, shuffles_noted(self._note_shuffled):
+            with guard, watch, shuffles_noted(self._note_shuffled):
                 return self._method(*self._given.args, **self._given.kwargs)
         finally:
             saves = [c for c in self._callbacks if isinstance(c, Save)]
@@ -218,7 +225,7 @@ class Entry:
         workers = self._workers
         last: list[Any] = [together.Together(workers, some_have_callbacks)]
         for index, callback in enumerate(self._callbacks):
-            if isinstance(callback, together.BACKUP):
+            if isinstance(callback, BACKUP):
                 restore = Restore(callback, workers)
                 self._callbacks[index] = restore
                 others = self._callbacks
@@ -241,7 +248,7 @@ class Entry:
         return result
 
     def _backup_frequency(self) -> int:
-        found = [c for c in self._callbacks if isinstance(c, together.BACKUP)]
+        found = [c for c in self._callbacks if isinstance(c, BACKUP)]
         if not found:
             return -1
         frequency = found[0].save_freq

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.internals import keras_internals
@@ -26,20 +25,6 @@ from keras_dist.replica.on_read import SyncOnReadVariable
 
 _TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
-# `keras_dist.fit.workers.backup` replaces it on every worker.
-BACKUP = keras.callbacks.BackupAndRestore
-_WRITERS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TensorBoard,
-)
-_TALKERS = (
-    keras.callbacks.EarlyStopping,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ReduceLROnPlateau,
-)
 SAVING = ("save", "save_weights", "export")
 
 
@@ -206,41 +191,6 @@ def _variable(described: list[Any] | None) -> str:
         return "none"
     path, shape, dtype = described
     return f"'{path}' of shape {tuple(shape)} and {dtype}"
-
-
-def flat_callbacks(callbacks: Any) -> list[Any]:
-    """Returns the given callbacks as a list: none, one, or a nest of them."""
-    flat = keras.tree.flatten(callbacks) if callbacks else []
-    orbax = getattr(keras.callbacks, "OrbaxCheckpoint", ())
-    for callback in flat:
-        if isinstance(callback, orbax):
-            raise ClusterError(
-                "OrbaxCheckpoint can't be used on several workers, because "
-                f"every worker would write. Received: {callback!r}. Expected: "
-                "keras.callbacks.BackupAndRestore or ModelCheckpoint."
-            )
-    return flat
-
-
-def quiet_callbacks(
-    callbacks: list[Any], keeps_parts: bool = False
-) -> list[Any]:
-    """Returns the callbacks that run on a worker that is not the chief.
-
-    Those of Keras that write are left out, those that print become quiet. With
-    `keeps_parts`, saving takes all workers, so that savers stay.
-    """
-    savers = (keras.callbacks.ModelCheckpoint,) if keeps_parts else ()
-    kept = [
-        each
-        for each in callbacks
-        if isinstance(each, savers) or not isinstance(each, _WRITERS)
-    ]
-    talkers: Any = (*_TALKERS, *savers)
-    for callback in kept:
-        if isinstance(callback, talkers):
-            callback.verbose = 0
-    return kept
 
 
 def save(
