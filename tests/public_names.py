@@ -73,6 +73,7 @@ PUBLIC = {
         "KubernetesClusterResolver",
         "KubernetesExecutableLocation",
         "MPIClusterResolver",
+        "RayTrainClusterResolver",
         "SimpleClusterResolver",
         "SlurmClusterResolver",
         "TFConfigClusterResolver",
