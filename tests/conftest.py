@@ -57,6 +57,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("keras_dist")
 
 
+# Real launchers, which have settings and a job of their own.
+collect_ignore = ["launchers"]
+
+
 def pytest_configure(config):
     # The smoke tests run in the frameworks as they are.
     if config.option.markexpr != "smoke":

@@ -74,6 +74,7 @@ PUBLIC = {
         "KubernetesClusterResolver",
         "KubernetesExecutableLocation",
         "MPIClusterResolver",
+        "RayTrainClusterResolver",
         "SimpleClusterResolver",
         "SlurmClusterResolver",
         "TFConfigClusterResolver",

@@ -129,6 +129,10 @@ class JaxBackend(
         self._workers = JaxWorkers(cluster, options, watch, self._cpu_gate)
         self._plain_compiler.agrees = True
 
+    def check_alone(self) -> None:
+        if self._workers is None:
+            joining.check_alone()
+
     def tpu_places(self) -> Sequence[Sequence[tuple[int, ...]]]:
         return tpu_places()
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 
+from keras_dist.core.addresses import own_host
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
@@ -127,7 +128,8 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     address = cluster.coordinator or cluster.leader
     try:
         coordinator = addresses.numeric(address)
-        host, _ = addresses.resolve(cluster.addresses[cluster.index])
+        own = cluster.addresses[cluster.index]
+        host = addresses.resolve(own)[0] if own else own_host(cluster)
         if cluster.coordinator is None and cluster.is_chief:
             _start_coordinator(coordinator, cluster.num_workers)
     except addresses.AddressError as error:
@@ -182,11 +184,32 @@ def _check(options: CommunicationOptions) -> None:
             f"dtype={options.dtype!r} in `CommunicationOptions`. Expected: "
             "None. Train in 'mixed_bfloat16', or choose the torch backend."
         )
+    if runtime.num_connected():
+        raise RuntimeError(
+            "`jax.distributed.initialize` has been called, by this program or "
+            "by its launcher. Expected: a strategy of several workers connects "
+            "them itself. Leave out that call. With Ray's JaxTrainer, pass "
+            "`jax_config=JaxConfig()`."
+        )
     if runtime.has_started():
         raise RuntimeError(
             "A strategy of several workers must be created at program startup: "
             "JAX has been used already. Make the strategy before you make an "
             "array or a model, and before you list devices."
+        )
+
+
+def check_alone() -> None:
+    """See `Backend.check_alone`."""
+    number = runtime.num_connected()
+    if number > 1:
+        raise ClusterError(
+            "No cluster was found, so each worker would train alone. "
+            f"Received: a process that JAX connects with {number - 1} others, "
+            "by `jax.distributed.initialize`. Expected: the strategy connects "
+            "the workers. Leave out that call, and start the workers with "
+            "`keras-dist run`, torchrun, SLURM or MPI, set TF_CONFIG, or pass "
+            "a `cluster_resolver`."
         )
 
 

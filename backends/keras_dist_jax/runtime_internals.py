@@ -111,11 +111,17 @@ def use_gloo(client: Any, host: str) -> None:
 
 def has_started() -> bool:
     """Tells whether JAX has started, after which it can't join a cluster."""
-    from jax._src import distributed
     from jax._src import xla_bridge
 
-    started = xla_bridge.backends_are_initialized()
-    return bool(started or distributed.global_state.client is not None)
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def num_connected() -> int:
+    """Returns the number of processes that JAX connects; 0 if it does not."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    return 0 if state.client is None else int(state.num_processes)
 
 
 def drop_clean_up() -> None:

@@ -44,6 +44,7 @@ from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.weighing import differentiating
 from keras_dist_torch.workers import TorchWorkers
+from keras_dist_torch.workers import check_alone
 
 
 class TorchBackend(
@@ -95,6 +96,10 @@ class TorchBackend(
             leave_at_exit(self._workers)
         else:
             self._workers.check_same(cluster, options)
+
+    def check_alone(self) -> None:
+        if self._workers is None:
+            check_alone()
 
     def executor(self, plan: Plan) -> Executor:
         if plan.is_one_device:

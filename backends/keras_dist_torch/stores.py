@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from keras_dist.core.addresses import split_address
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
@@ -47,31 +48,11 @@ def _connected() -> Iterator[None]:
         ) from error
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def own_host(cluster: Cluster) -> str:
-    """Returns the host at which other workers reach this worker."""
-    own = cluster.addresses[cluster.index]
-    if own:
-        return _split(own)[0]
-    # The address from which this host would reach the chief. Connecting a
-    # datagram socket sends nothing.
-    family, _, _, _, where = socket.getaddrinfo(
-        *_split(cluster.leader), type=socket.SOCK_DGRAM
-    )[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where)
-        return str(probe.getsockname()[0])
-
-
 def rendezvous(
     cluster: Cluster, timeout: float, own: str
 ) -> tuple[Any, list[str]]:
     """Opens the store; returns it and each worker's word, once written."""
-    host, port = _split(cluster.leader)
+    host, port = split_address(cluster.leader)
     try:
         socket.getaddrinfo(host, port)
     except OSError as error:
@@ -99,7 +80,7 @@ def rendezvous(
 
 
 def _served(cluster: Cluster) -> Any:
-    host, port = _split(cluster.leader)
+    host, port = split_address(cluster.leader)
     # Bound here, because a socket that the store opens listens on every
     # interface.
     family, _, _, _, where = socket.getaddrinfo(
@@ -129,7 +110,7 @@ def _served(cluster: Cluster) -> Any:
 
 def connect(cluster: Cluster, timeout: float) -> Any:
     """Connects to the store of the cluster's leader, which may start later."""
-    host, port = _split(cluster.leader)
+    host, port = split_address(cluster.leader)
     try:
         return dist.TCPStore(
             host,

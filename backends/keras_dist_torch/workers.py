@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from keras_dist.core.addresses import own_host
 from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
@@ -24,7 +25,6 @@ from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.stores import StoreBoard
 from keras_dist_torch.stores import connect
-from keras_dist_torch.stores import own_host
 from keras_dist_torch.stores import rendezvous
 
 # Default seconds that a collective waits for workers that are alive.
@@ -284,6 +284,21 @@ class TorchWorkers(Workers):
     ) -> None:
         with self.named():
             self._wait(self.group.allgather([outputs], [packed]))
+
+
+def check_alone() -> None:
+    """See `Backend.check_alone`."""
+    if not dist.is_available() or not dist.is_initialized():
+        return
+    number = dist.get_world_size()
+    if number > 1:
+        raise ClusterError(
+            "No cluster was found, so each worker would train alone. "
+            "Received: a process that is in a group of torch.distributed with "
+            f"{number - 1} others. Expected: variables that say who the "
+            "workers are. Start the workers with torchrun, `keras-dist run`, "
+            "SLURM or MPI, set TF_CONFIG, or pass a `cluster_resolver`."
+        )
 
 
 def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

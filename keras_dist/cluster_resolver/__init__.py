@@ -20,6 +20,7 @@ from keras_dist.cluster_resolver.kubernetes import KubernetesExecutableLocation
 from keras_dist.cluster_resolver.launched import KerasDistClusterResolver
 from keras_dist.cluster_resolver.launched import MPIClusterResolver
 from keras_dist.cluster_resolver.launched import TorchrunClusterResolver
+from keras_dist.cluster_resolver.ray_train import RayTrainClusterResolver
 from keras_dist.cluster_resolver.simple import SimpleClusterResolver
 from keras_dist.cluster_resolver.simple import UnionResolver
 from keras_dist.cluster_resolver.slurm import SlurmClusterResolver
@@ -36,6 +37,7 @@ __all__ = [
     "KubernetesClusterResolver",
     "KubernetesExecutableLocation",
     "MPIClusterResolver",
+    "RayTrainClusterResolver",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",

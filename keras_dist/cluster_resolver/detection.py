@@ -18,6 +18,9 @@ from keras_dist.cluster_resolver.launched import MPIClusterResolver
 from keras_dist.cluster_resolver.launched import TorchrunClusterResolver
 from keras_dist.cluster_resolver.launched import mpi_place
 from keras_dist.cluster_resolver.launched import torchrun_place
+from keras_dist.cluster_resolver.ray_train import RayTrainClusterResolver
+from keras_dist.cluster_resolver.ray_train import is_ray_worker
+from keras_dist.cluster_resolver.ray_train import ray_place
 from keras_dist.cluster_resolver.slurm import SlurmClusterResolver
 from keras_dist.cluster_resolver.tasks import cluster_of
 from keras_dist.errors import ClusterError
@@ -43,6 +46,7 @@ def detect(
     The first of these that is present wins: `KERAS_DIST_WORKERS`, `TF_CONFIG`,
     the variables of torchrun, a Slurm step with several tasks (unless Open
     MPI's mpirun started this process in it), an MPI job of several processes.
+    Without any of them, a worker of Ray Train is recognized by Ray's context.
 
     Args:
         environ: Dict of strings, the environment variables; by default those
@@ -170,10 +174,15 @@ def _mpi_found(environ: Environ) -> str:
     return ""
 
 
+def _ray_found(environ: Environ) -> str:
+    return "this is a worker of Ray Train" if is_ray_worker(environ) else ""
+
+
 _SOURCES = (
     _Source(_keras_dist_found, _keras_dist_place, KerasDistClusterResolver),
     _Source(_tf_config_found, _tf_config_place, TFConfigClusterResolver),
     _Source(_torchrun_found, torchrun_place, TorchrunClusterResolver),
     _Source(_slurm_found, _slurm_place, SlurmClusterResolver),
     _Source(_mpi_found, mpi_place, MPIClusterResolver),
+    _Source(_ray_found, ray_place, RayTrainClusterResolver),
 )

@@ -18,7 +18,8 @@ class Cluster:
     Args:
         index: Integer, this worker's position; 0 is the chief.
         leader: String, `"host:port"` on the chief's host, where workers meet.
-        addresses: Tuple of strings, each worker's own `"host:port"` in order.
+        addresses: Tuple of strings, each worker's own `"host:port"` in order;
+            empty where the launcher does not tell it.
         coordinator: String, `"host:port"` of a service outside of the workers
             that outlives each of them, or `None`. `keras-dist run` starts one
             if the backend supports it.

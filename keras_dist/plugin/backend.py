@@ -70,6 +70,17 @@ class Backend(ABC):
             "another backend with KERAS_BACKEND."
         )
 
+    def check_alone(self) -> None:
+        """Raises if the framework connects this process with others already.
+
+        It is called where no cluster is found. Each worker would then train
+        alone, without a word. By default it does nothing.
+
+        Raises:
+            ClusterError: If the framework's own runtime has several processes,
+                which this backend has not joined.
+        """
+
     @abstractmethod
     def executor(self, plan: Plan) -> Executor:
         """Creates an executor that keeps a copy of variables on each device.

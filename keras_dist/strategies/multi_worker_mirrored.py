@@ -79,7 +79,8 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
     Args:
         cluster_resolver: A `ClusterResolver`. `None` looks for the environment
             variables of `keras-dist run`, TF_CONFIG, torchrun, SLURM and MPI,
-            and the chief prints which of them it uses.
+            then for a worker of Ray Train, and the chief prints which of
+            them it uses.
         communication_options: A `CommunicationOptions`, or `None`.
         optimizer_state: String, `"mirrored"` for a copy of the optimizer's
             variables on each device, or `"sharded"`: each replica of all
@@ -192,6 +193,8 @@ def join_workers(
             f"{type(resolver).__name__}."
         )
     cluster = None if resolver is None else cluster_of(resolver)
+    if resolver is None:
+        get_backend().check_alone()
     if cluster is not None:
         watch_exceptions()
         get_backend().join(cluster, options)

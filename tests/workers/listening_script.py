@@ -33,6 +33,9 @@ def main():
     x = np.ones((4, 2), "float32")
     model.fit(x, x[:, :1], verbose=0)
     print("listening", *ports())
+    print(
+        strategy.cluster_resolver.cluster_spec().num_tasks("worker"), "workers"
+    )
 
 
 if __name__ == "__main__":

@@ -153,6 +153,24 @@ def test_no_cluster_is_joined_once_jax_has_started():
         joining.join(CLUSTER, CommunicationOptions())
 
 
+@pytest.fixture
+def connected(monkeypatch):
+    """A process that `jax.distributed.initialize` has connected with others."""
+    state = importlib.import_module("jax._src.distributed").global_state
+    monkeypatch.setattr(state, "client", object())
+    monkeypatch.setattr(state, "num_processes", 3)
+
+
+def test_no_cluster_is_joined_by_a_process_that_jax_has_connected(connected):
+    with pytest.raises(RuntimeError, match="distributed.initialize` has been"):
+        joining.join(CLUSTER, CommunicationOptions())
+
+
+def test_a_process_that_jax_has_connected_does_not_train_alone(connected):
+    with pytest.raises(ClusterError, match="connects with 2 others"):
+        keras_dist.MultiWorkerMirroredStrategy()
+
+
 def test_workers_in_another_order_than_the_hosts(monkeypatch):
     others = [SimpleNamespace(id=9), *jax.local_devices()[1:]]
     monkeypatch.setattr(backend, "devices_of", lambda *_: [others, others])

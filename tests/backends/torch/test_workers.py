@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from unittest import mock
@@ -15,7 +14,6 @@ import torch
 import keras_dist
 from keras_dist.core.plan import Cluster
 from keras_dist.plugin.workers import alone_on_purpose
-from keras_dist_torch import stores
 from keras_dist_torch import workers
 from keras_dist_torch.buckets import Numbers
 from workers import count_jobs
@@ -243,31 +241,19 @@ def test_sums_that_nccl_did_not_finish_are_an_error(monkeypatch):
     alone.group.abort.assert_called_once_with()
 
 
-def _has_address(host):
+def test_a_process_of_a_group_does_not_train_alone():
+    fake_pg = pytest.importorskip(
+        "torch.testing._internal.distributed.fake_pg",
+        reason="This version of PyTorch has no groups without processes.",
+    )
+    torch.distributed.init_process_group(
+        "fake", store=fake_pg.FakeStore(), rank=0, world_size=3
+    )
     try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))
-    except OSError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize(
-    ("leader", "own"),
-    [
-        ("127.0.0.1:9000", "127.0.0.1"),
-        pytest.param(
-            "[::1]:9000",
-            "::1",
-            marks=pytest.mark.skipif(
-                not _has_address("::1"), reason="No IPv6 on this machine."
-            ),
-        ),
-    ],
-)
-def test_a_worker_without_an_address_finds_its_own(leader, own):
-    cluster = Cluster(1, leader, (leader, ""))
-    assert stores.own_host(cluster) == own
+        with pytest.raises(keras_dist.ClusterError, match="with 2 others"):
+            keras_dist.MultiWorkerMirroredStrategy()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_gloo_on_gpus_is_refused_for_variables_in_parts():
