@@ -9,6 +9,7 @@ import ast
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,26 @@ ELSEWHERE = {
     },
 }
 LINK = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?\)")
-# The entries of the API reference, by what pages call them.
-STUB = ast.parse((TOP / "keras_dist" / "__init__.pyi").read_text())
-PATHS = [f"keras_dist.{name}" for name in ast.literal_eval(STUB.body[-1].value)]
-NAMES = {path: path for path in PATHS} | short_names(PATHS)
 TABLE = re.compile(r"<!-- table of (\S+) that begins (\|.*\|) -->")
+
+
+def public_paths() -> Iterator[str]:
+    """Yields the paths of the public names, as `__all__` has them."""
+    for module in MODULES:
+        path = TOP.joinpath(*module.split("."))
+        # A stub comes before the module that loads what it lists.
+        stub, package = path / "__init__.pyi", path / "__init__.py"
+        files = (stub, package, path.with_suffix(".py"))
+        file = next(each for each in files if each.exists())
+        for node in ast.parse(file.read_text()).body:
+            if ast.unparse(node).startswith("__all__ = ["):
+                names = ast.literal_eval(node.value)
+                yield from (f"{module}.{name}" for name in names)
+
+
+# The entries of the API reference, by what pages call them.
+PATHS = list(public_paths())
+NAMES = {path: path for path in PATHS} | short_names(PATHS)
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -1,9 +1,14 @@
 """The programming model of tf.distribute for Keras 3, on every backend.
 
-`__init__.pyi` lists the public names and the modules that they come from. A
-name is loaded on its first use, so that `import keras_dist` loads neither
-Keras nor a framework: the command line picks a backend after it.
+A strategy says which devices compute, and where variables are stored. A model
+that is made inside of `strategy.scope()` trains with `fit`, or in a loop of
+your own with `strategy.run`.
+
+`import keras_dist` loads neither Keras nor a framework, so it may precede the
+choice of a backend. A name loads what it needs on its first use.
 """
+
+# `__init__.pyi` lists the public names and the modules that they come from.
 
 import importlib
 import os

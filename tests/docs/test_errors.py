@@ -1,6 +1,7 @@
 """The page about errors: its examples fail and work as they say."""
 
 import contextlib
+import pathlib
 import re
 
 import keras
@@ -29,6 +30,18 @@ def test_each_error_has_a_section_and_says_so(error):
     again = error(str(error("What happened.")))
     assert str(again).count(hint) == 1
     assert str(error()) == ""
+
+
+def test_each_warning_names_a_section_that_exists():
+    top = pathlib.Path(keras_dist.__file__).parents[1]
+    texts = [
+        path.read_text()
+        for folder in ("keras_dist", "backends")
+        for path in (top / folder).rglob("*.py")
+    ]
+    named = re.findall(r"see_section\(['\"](.+?)['\"]\)", "".join(texts))
+    assert len(named) >= 4
+    assert set(named) <= set(SECTIONS)
 
 
 @pytest.mark.parametrize("error", ERRORS)
