@@ -12,7 +12,6 @@ import keras
 from keras import ops
 
 from keras_dist.core import context
-from keras_dist.core.components import VariableComponent
 from keras_dist.core.device import Device
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import DistributedValues
@@ -30,6 +29,23 @@ from keras_dist.strategies.extended_base import ExtendedBase
 
 class StrategyExtended(ExtendedBase):
     """`strategy.extended`: methods of a strategy that few programs need.
+
+    It has the public methods of `tf.distribute.StrategyExtended`, and those of
+    its version for TensorFlow 1. What differs:
+
+    - It is no base class for strategies of your own. Make a
+      `keras_dist.Strategy` of a `Plan`, with a `Backend` of your own if you
+      need one; see `keras_dist.plugins`.
+    - `worker_devices_by_replica` of some strategies is absent. Use
+      `worker_devices`, or `strategy.plan.replicas` where a replica has several
+      logical devices.
+    - What only the object of a TPU strategy has is absent. In place of
+      `experimental_logical_device`, use
+      `strategy.experimental_assign_to_logical_device`. In place of
+      `tpu_hardware_feature`, use `keras_dist.tpu.experimental`. In place of
+      `num_hosts`, use `strategy.cluster_resolver`.
+    - `experimental_enable_get_next_as_optional` is absent. Datasets end as it
+      makes them end: with a smaller last batch, on all replicas.
 
     Args:
         strategy: The `Strategy` that the methods belong to.
@@ -134,6 +150,14 @@ class StrategyExtended(ExtendedBase):
         Raises:
             ValueError: If the strategy does not use such a device.
             RuntimeError: If called in replica context.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> extended = strategy.extended
+        >>> devices = extended.non_slot_devices([])
+        >>> extended.update_non_slot(devices, lambda word: word, ("done",))
+        'done'
         """
         context.check_cross_replica(self._strategy, "update_non_slot")
         own = self._component
@@ -233,28 +257,6 @@ class StrategyExtended(ExtendedBase):
 
         return map_nest(own, nest)
 
-    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Returns devices for state that belongs to several variables.
-
-        Args:
-            var_list: List of variables. The result does not depend on it.
-
-        Returns:
-            Tuple of device names, for `update_non_slot`. If variables have a
-            single copy, the tuple has one device.
-        """
-        owners = tuple(map(str, self._strategy.plan.keepers[:1]))
-        return owners or self.parameter_devices
-
-    def call_for_each_replica(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls `strategy.run`; this is its old name."""
-        return self._strategy.run(fn, args=args, kwargs=kwargs)
-
     def experimental_run_steps_on_iterator(
         self,
         fn: Callable[[MultiStepContext, Any], Any],
@@ -296,36 +298,6 @@ class StrategyExtended(ExtendedBase):
                 fn(steps, iterator.get_next())
         return steps
 
-    def read_var(self, v: keras.Variable) -> Any:
-        """Returns a variable's value in cross-replica context.
-
-        Args:
-            v: A variable of the strategy.
-
-        Returns:
-            Tensor. Later assignments to the variable don't change it.
-        """
-        return self._strategy.plain(v)
-
-    def value_container(self, value: Any) -> Any:
-        """Returns the distributed variable that a component belongs to.
-
-        Args:
-            value: A component of a variable, or any other object.
-
-        Returns:
-            The variable. Any other object is returned as it is.
-        """
-        if isinstance(value, VariableComponent):
-            return value.container
-        return value
-
-    def variable_created_in_scope(self, v: Any) -> bool:
-        """Returns true if a variable belongs to this strategy."""
-        if not isinstance(v, keras.Variable):
-            return False
-        return vars(v).get("distribute_strategy") is self._strategy.if_current
-
     @contextlib.contextmanager
     def colocate_vars_with(
         self, colocate_with_variable: keras.Variable
@@ -338,9 +310,23 @@ class StrategyExtended(ExtendedBase):
         Args:
             colocate_with_variable: A variable of the strategy.
 
+        Returns:
+            A context manager.
+
         Raises:
+            TypeError: If the argument is not a variable.
             RuntimeError: If called outside of the strategy's scope.
             ValueError: If the variable does not belong to the strategy.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = keras.Variable(1.0)
+        ...     with strategy.extended.colocate_vars_with(v):
+        ...         w = keras.Variable(2.0)
+        >>> strategy.devices_of(w) == strategy.devices_of(v)
+        True
         """
         if context.current_strategy() is not self._strategy.if_current:
             raise RuntimeError(
@@ -351,25 +337,3 @@ class StrategyExtended(ExtendedBase):
         self._check_own(colocate_with_variable, "colocate_vars_with")
         with beside(colocate_with_variable):
             yield
-
-    def _check_own(self, variable: Any, method: str) -> None:
-        if not isinstance(variable, keras.Variable):
-            raise TypeError(
-                f"`{method}` needs a variable, made under the strategy's "
-                f"scope. Received: {variable!r} of type "
-                f"{type(variable).__name__}. Expected: a `keras.Variable`."
-            )
-        if not self.variable_created_in_scope(variable):
-            raise ValueError(
-                f"`{method}` needs a variable that was created in this "
-                f"strategy's scope. Received: variable '{variable.path}', "
-                f"which does not belong to {self._strategy!r}."
-            )
-
-    def experimental_make_numpy_dataset(
-        self, numpy_input: Any, session: Any = None
-    ) -> Any:
-        """Calls `strategy.experimental_make_numpy_dataset`."""
-        return self._strategy.experimental_make_numpy_dataset(
-            numpy_input, session
-        )

@@ -1,10 +1,15 @@
-"""The devices, the reductions and the broadcasts of `strategy.extended`."""
+"""`strategy.extended` but for updates: devices, variables, reductions."""
 
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from typing import Any
 
+import keras
+
 from keras_dist.core import context
+from keras_dist.core.components import VariableComponent
 from keras_dist.core.nests import map_nest
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.reduction import ReduceOp
@@ -21,21 +26,63 @@ _BY_BACKEND = HierarchicalCopyAllReduce(num_packs=0)
 
 
 class ExtendedBase:
-    """Devices, and reductions and broadcasts to them."""
+    """Devices, variables, and reductions and broadcasts to devices."""
 
     def __init__(self, strategy: "DeprecatedMethods") -> None:
         self._strategy = strategy
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """Names of the compute devices, in replica order."""
+        """Names of this worker's devices that compute, in replica order.
+
+        Returns:
+            Tuple of strings, one for each replica. For a replica on several
+            logical devices, it is the first of these.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.extended.worker_devices
+        ('cpu:0', 'cpu:1')
+        """
         return tuple(str(device) for device in self._strategy.plan.devices)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Names of the devices that hold variables; the first is primary."""
+        """Names of this worker's devices that hold variables.
+
+        Returns:
+            Tuple of strings. The first is the primary device, whose copy is
+            saved.
+
+        Example:
+
+        >>> strategy = keras_dist.CentralStorageStrategy(
+        ...     ["cpu:0", "cpu:1"], "cpu:0")
+        >>> strategy.extended.parameter_devices
+        ('cpu:0',)
+        """
         plan = self._strategy.plan
         return tuple(str(device) for device in plan.variable_devices)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Returns devices for state that belongs to several variables.
+
+        Args:
+            var_list: List of variables. The result does not depend on it.
+
+        Returns:
+            Tuple of device names, for `update_non_slot`. If variables have a
+            single copy, the tuple has one device.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.extended.non_slot_devices([])
+        ('cpu:0', 'cpu:1')
+        """
+        owners = tuple(map(str, self._strategy.plan.keepers[:1]))
+        return owners or self.parameter_devices
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -49,18 +96,160 @@ class ExtendedBase:
 
     @property
     def experimental_should_init(self) -> bool:
-        """True on the chief, since it initializes variables."""
+        """True on the chief, since it initializes variables.
+
+        With one worker, that worker is the chief.
+        """
         return self._strategy.plan.is_chief
 
     @property
     def should_checkpoint(self) -> bool:
-        """True on the chief, since it saves checkpoints."""
+        """True on the chief, since it saves checkpoints.
+
+        With one worker, that worker is the chief. `model.save` and the
+        callbacks of Keras ask it for you, so call them on every worker.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> if strategy.extended.should_checkpoint:
+        ...     print("writes a file")
+        writes a file
+        """
         return self._strategy.plan.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """True on the chief, since it writes logs."""
+        """True on the chief, since it writes logs.
+
+        With one worker, that worker is the chief. For a callback that writes
+        logs, `keras_dist.on_chief` is enough.
+        """
         return self._strategy.plan.is_chief
+
+    def read_var(self, v: keras.Variable) -> Any:
+        """Returns a variable's value in cross-replica context.
+
+        Args:
+            v: A variable of the strategy. If replicas keep values of their
+                own, these are combined as its `aggregation` says.
+
+        Returns:
+            Tensor. Later assignments to the variable don't change it.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = keras.Variable(1.0)
+        >>> before = strategy.extended.read_var(v)
+        >>> _ = v.assign(2.0)
+        >>> float(keras.ops.convert_to_numpy(before))
+        1.0
+        """
+        return self._strategy.plain(v)
+
+    def value_container(self, value: Any) -> Any:
+        """Returns the distributed variable that a component belongs to.
+
+        Args:
+            value: A component of a variable, or any other object.
+
+        Returns:
+            The variable. Any other object is returned as it is.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     v = keras.Variable(1.0)
+        >>> components = strategy.experimental_local_results(v)
+        >>> strategy.extended.value_container(components[1]) is v
+        True
+        """
+        if isinstance(value, VariableComponent):
+            return value.container
+        return value
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Returns whether a variable belongs to this strategy.
+
+        Args:
+            v: A `keras.Variable`, or any other object.
+
+        Returns:
+            Boolean. It is true for a variable that was made in the strategy's
+            scope, and false for an object that is no variable.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.extended.variable_created_in_scope(keras.Variable(1.0))
+        False
+        """
+        if not isinstance(v, keras.Variable):
+            return False
+        return vars(v).get("distribute_strategy") is self._strategy.if_current
+
+    def _check_own(self, variable: Any, method: str) -> None:
+        if not isinstance(variable, keras.Variable):
+            raise TypeError(
+                f"`{method}` needs a variable, made under the strategy's "
+                f"scope. Received: {variable!r} of type "
+                f"{type(variable).__name__}. Expected: a `keras.Variable`."
+            )
+        if not self.variable_created_in_scope(variable):
+            raise ValueError(
+                f"`{method}` needs a variable that was created in this "
+                f"strategy's scope. Received: variable '{variable.path}', "
+                f"which does not belong to {self._strategy!r}."
+            )
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls `strategy.run`; this is its old name.
+
+        Args:
+            fn: Callable, as for `strategy.run`.
+            args: List or tuple of its positional arguments.
+            kwargs: Dict of its keyword arguments.
+
+        Returns:
+            What `strategy.run` returns. It raises the same errors too.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.extended.call_for_each_replica(lambda x: x, ("a",))
+        'a'
+        """
+        return self._strategy.run(fn, args=args, kwargs=kwargs)
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Any, session: Any = None
+    ) -> Any:
+        """Calls `strategy.experimental_make_numpy_dataset`.
+
+        Args:
+            numpy_input: Nest of NumPy arrays with the same number of rows.
+            session: Ignored; programs for TensorFlow 1 pass it.
+
+        Returns:
+            The dataset that the strategy's method returns.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> extended = strategy.extended
+        >>> rows = extended.experimental_make_numpy_dataset(np.arange(4))
+        """
+        return self._strategy.experimental_make_numpy_dataset(
+            numpy_input, session
+        )
 
     def reduce_to(
         self,
@@ -87,6 +276,14 @@ class ExtendedBase:
         Raises:
             ValueError: If the operation does not exist, or if shapes differ.
             RuntimeError: If called in replica context.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> value = keras_dist.PerReplica([1.0, 3.0])
+        >>> total = strategy.extended.reduce_to("SUM", value, "cpu:0")
+        >>> float(total)
+        4.0
         """
         context.check_cross_replica(self._strategy, "reduce_to")
         op = parse_reduce_op(reduce_op)
@@ -117,6 +314,16 @@ class ExtendedBase:
         Raises:
             ValueError: If the operation does not exist, or if shapes differ.
             RuntimeError: If called in replica context.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> one = keras_dist.PerReplica([1.0, 3.0])
+        >>> two = keras_dist.PerReplica([5.0, 6.0])
+        >>> sums = strategy.extended.batch_reduce_to(
+        ...     "SUM", [(one, "cpu:0"), (two, "cpu:1")])
+        >>> [float(each) for each in sums]
+        [4.0, 11.0]
         """
         context.check_cross_replica(self._strategy, "batch_reduce_to")
         op = parse_reduce_op(reduce_op)
@@ -160,6 +367,12 @@ class ExtendedBase:
 
         Raises:
             RuntimeError: If called in replica context.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> strategy.extended.broadcast_to(7, ["cpu:0", "cpu:1"])
+        7
         """
         context.check_cross_replica(self._strategy, "broadcast_to")
         if isinstance(tensor, (int, float)):
