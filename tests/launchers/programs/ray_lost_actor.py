@@ -20,9 +20,8 @@ class Worker:
         """See `ray_actors.Worker`."""
         os.environ["KERAS_DIST_WORKERS"] = ",".join(addresses)
         os.environ["KERAS_DIST_WORKER_INDEX"] = str(index)
-        import keras
-
         import digits
+        import keras
 
         class Lost(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None):

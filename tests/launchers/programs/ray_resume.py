@@ -12,9 +12,8 @@ from ray.train.torch import TorchTrainer
 
 
 def train(config):
-    import keras
-
     import digits
+    import keras
 
     folder = pathlib.Path(config["folder"])
 
