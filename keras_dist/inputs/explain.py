@@ -114,7 +114,7 @@ class Explanation(Shown):
         """Draws which rows of the batch each replica gets.
 
         Each replica has a line, as long as the batch. Its own rows are
-        coloured: blue or orange, by the number of its worker. A notebook shows
+        coloured: purple or brown, by the number of its worker. A notebook shows
         the figure if it is a cell's last value. It needs `pip install
         "keras-dist[plot]"`.
 
@@ -143,7 +143,7 @@ class Explanation(Shown):
             own = pictures.HeldPart(
                 row.first or 0,
                 row.num_rows,
-                color=pictures.ORANGE if row.worker % 2 else pictures.BLUE,
+                color=pictures.BROWN if row.worker % 2 else pictures.PURPLE,
                 text=_range_text(row),
             )
             names = [f"worker {row.worker}"] if has_workers else []

@@ -20,9 +20,10 @@ except ImportError as error:
         '`pip install "keras-dist[plot]"`.'
     ) from error
 
-# Of matplotlib's style "tableau-colorblind10": most people who confuse colours
-# tell these apart, and so does a printer without colours.
-BLUE, ORANGE, PALE_BLUE, GRAY = "#006BA4", "#FF800E", "#A2C8EC", "#898989"
+# Of matplotlib's style "petroff10", whose colours people tell apart who confuse
+# some (Petroff, 2021, "Accessible color sequences for data visualization").
+BLUE, ORANGE, PALE_BLUE, GRAY = "#3F90DA", "#FFA90E", "#92DADD", "#717581"
+PURPLE, BROWN = "#832DB6", "#A96B59"
 _ELSEWHERE = "#EBEBEB"
 _THICKNESS = 0.72
 # If there are more lines, only some of them have names.
@@ -157,8 +158,9 @@ def _draw_lines(
                 labels.add(part.label)
                 bar.set_label(part.label)
             if has_texts and part.length >= _LEAST_SHARE_WITH_TEXT * whole:
-                color = "white" if part.color == BLUE else "black"
-                axes.bar_label(bar, [part.text], label_type="center", c=color)
+                axes.bar_label(
+                    bar, [part.text], label_type="center", color="white"
+                )
     step = math.ceil(len(lines) / _MOST_NAMES) or 1
     named = places[::step]
     axes.set_yticks(named, [lines[place].name for place in named])

@@ -56,7 +56,7 @@ def test_each_replica_has_a_line_with_its_rows():
     (axes,) = figure.axes
     assert isinstance(figure, Figure)
     assert names(axes) == [f"replica {i}, cpu:{i}" for i in range(4)]
-    assert bars(axes, pictures.BLUE) == [
+    assert bars(axes, pictures.PURPLE) == [
         (row.replica, row.first, row.num_rows) for row in explanation
     ]
     assert texts(axes) == ["3 rows", "2 rows", "3 rows", "2 rows"]
@@ -75,7 +75,7 @@ def test_long_batches_have_the_first_and_the_last_row_on_each_part():
 def test_a_replica_without_rows_has_a_line_without_a_part():
     axes = strategy_of(4).explain([(np.ones((2, 2)),)]).plot().axes[0]
     assert len(names(axes)) == 4
-    held = [row for row, _, _ in bars(axes, pictures.BLUE)]
+    held = [row for row, _, _ in bars(axes, pictures.PURPLE)]
     assert len(held) == 2
     assert texts(axes).count("0 rows") == 2
 
@@ -92,8 +92,8 @@ def test_workers_have_names_and_colors():
         "worker 1, replica 2, cpu:0",
         "worker 1, replica 3, cpu:1",
     ]
-    assert [line for line, _, _ in bars(axes, pictures.BLUE)] == [0, 1]
-    assert bars(axes, pictures.ORANGE) == [(2, 5, 2)]
+    assert [line for line, _, _ in bars(axes, pictures.PURPLE)] == [0, 1]
+    assert bars(axes, pictures.BROWN) == [(2, 5, 2)]
 
 
 def test_an_empty_batch_can_be_drawn():
@@ -106,7 +106,7 @@ def test_of_many_replicas_some_have_names():
         ReplicaRows(0, i, f"gpu:{i}", range(i, i + 1), None) for i in range(100)
     )
     figure = Explanation("", "fit", rows, 100).plot()
-    assert len(bars(figure.axes[0], pictures.BLUE)) == 100
+    assert len(bars(figure.axes[0], pictures.PURPLE)) == 100
     assert names(figure.axes[0])[:2] == ["replica 0, gpu:0", "replica 3, gpu:3"]
     assert len(names(figure.axes[0])) == 34
     assert figure.get_size_inches()[1] <= 14
