@@ -271,7 +271,7 @@ for num_replicas in (1, 2):
 fig, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
 steps = range(1, num_steps + 1)
 axes.plot(steps, plain_losses, lw=9, alpha=0.3, label="plain Keras")
-for num_replicas, style in ((1, "-"), (2, "--"), (4, ":")):
+for num_replicas, style in ((1, "C1-"), (2, "C2--"), (4, "k:")):
     label = f"{num_replicas} replica{'s' if num_replicas > 1 else ''}"
     axes.plot(steps, found[num_replicas][0], style, lw=2.5, label=label)
 axes.set(xlabel="step", ylabel="loss of the global batch")

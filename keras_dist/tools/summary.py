@@ -129,9 +129,9 @@ class Summary(tables.Shown):
         Each device has a line, as long as all variables together. What it
         keeps is coloured: the parts of sharded variables too, which are drawn
         one after the other in the order of the devices. On the right are the
-        bytes that the device keeps. Groups with less than 1 % of all bytes are
-        not drawn. A notebook shows the figure if it is a cell's last value. It
-        needs `pip install "keras-dist[plot]"`.
+        bytes that the device keeps. The legend leaves groups out that are less
+        than 1 % of all bytes. A notebook shows the figure if it is a cell's
+        last value. It needs `pip install "keras-dist[plot]"`.
 
         Args:
             axes: Axes of matplotlib to draw on, without a title and a legend.

@@ -32,7 +32,7 @@ class _Segment:
     num_bytes: int
     kept: Mapping[str, int]
 
-    def part_on(self, device: str) -> pictures.HeldPart:
+    def part_on(self, device: str, has_label: bool) -> pictures.HeldPart:
         """Returns what a device keeps of these variables.
 
         Parts follow each other in the order of the devices. If together they
@@ -46,7 +46,8 @@ class _Segment:
         # Parts are padded to equal sizes: the last one may be too long.
         length = min(self.kept[device], total - before)
         name, color = _LOOKS[self.group]
-        return pictures.HeldPart(self.start + before, length, color, name)
+        label = name if has_label else ""
+        return pictures.HeldPart(self.start + before, length, color, label)
 
 
 def _segments(rows: Sequence[VariableRow]) -> Iterator[_Segment]:
@@ -78,14 +79,17 @@ def draw_summary(
     of_groups: Counter[str] = Counter()
     for row in rows:
         of_groups[row.group] += row.num_bytes
-    shown = [
-        segment
-        for segment in _segments(rows)
-        if of_groups[segment.group] >= _LEAST_SHARE * whole
-    ]
+    named = {
+        group for group in GROUPS if of_groups[group] >= _LEAST_SHARE * whole
+    }
+    segments = list(_segments(rows))
     lines = []
     for device in device_names:
-        parts = [seg.part_on(device) for seg in shown if device in seg.kept]
+        parts = [
+            segment.part_on(device, segment.group in named)
+            for segment in segments
+            if device in segment.kept
+        ]
         total = sum(dict(row.kept).get(device, 0) for row in rows)
         lines.append(pictures.Line(device, tuple(parts), bytes_text(total)))
     return pictures.draw_bytes(lines, whole, title, bytes_text, axes)

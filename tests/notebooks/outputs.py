@@ -23,11 +23,25 @@ from notebooks.tutorials import environment_of_a_writer
 from notebooks.tutorials import hash_of
 
 BACKEND = "jax"
-# Their versions are noted in the notebook.
-PACKAGES = ("keras", BACKEND, "numpy", "matplotlib")
+# This one compares with `tf.distribute`, if it can.
+BACKENDS = {"6a_coming_from_tf_distribute": "tensorflow"}
+# Their versions are noted in the notebook, with the backend's.
+PACKAGES = ("keras", "numpy", "matplotlib")
 SECONDS = 300
 # Colours, and what a progress bar overwrites.
 _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|[^\n]*\r(?!\n)")
+# What differs from run to run: a free port, and when processes meet.
+_CHANCE = re.compile(r"(?<=\b127\.0\.0\.1:)\d+")
+# What frameworks log of connections and of the machine.
+_LOGS = re.compile(
+    r"^(\[worker \d+\] )?\[Gloo\] .*\n"
+    r"|^WARNING: All log messages before absl.*\n"
+    r"|^INFO:tensorflow:.*\n"
+    # A tutorial makes the same functions again, on purpose.
+    r"|^WARNING:tensorflow:\d+ out of the last .* retracing.*\n"
+    r"|^[IWE]\d{4} \d\d:\d\d:.*\n",
+    re.MULTILINE,
+)
 _ENDS = re.compile(r"[ \t]+$", re.MULTILINE)
 
 
@@ -45,6 +59,7 @@ def run(script):
         OutputError: If a cell writes to stderr, but for `OF_WORKERS`.
         nbclient.exceptions.CellExecutionError: If a cell raises an error.
     """
+    backend = BACKENDS.get(script.stem, BACKEND)
     notebook = jupytext.read(script)
     for index, cell in enumerate(notebook.cells):
         cell.id = f"cell-{index}"  # jupytext draws random ones
@@ -58,7 +73,7 @@ def run(script):
             config=_over_files(folder),
         )
         client.execute(
-            env=environment_of_a_writer(BACKEND) | {"TMPDIR": folder}
+            env=environment_of_a_writer(backend) | {"TMPDIR": folder}
         )
     places = {
         folder: "/tmp",
@@ -75,11 +90,11 @@ def run(script):
         "kernelspec": notebook.metadata["kernelspec"],
         "language_info": {"name": "python"},
         NOTE: {
-            "backend": BACKEND,
+            "backend": backend,
             "script_sha256": hash_of(script),
             "versions": {
                 "python": platform.python_version(),
-                **{name: version(name) for name in PACKAGES},
+                **{name: version(name) for name in (backend, *PACKAGES)},
             },
         },
     }
@@ -103,7 +118,10 @@ def _cleaned(outputs, places):
         text = _CONTROL.sub("", "".join(each.text for each in found))
         for folder, stands_for_it in places.items():
             text = text.replace(folder, stands_for_it)
+        text = _CHANCE.sub("<port>", _LOGS.sub("", text))
         text = _ENDS.sub("", text)
+        if not text:
+            continue
         if name == "stderr" and not OF_WORKERS.fullmatch(text):
             raise OutputError(
                 "A cell wrote to stderr, which a reader takes for a fault. "

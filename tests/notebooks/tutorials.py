@@ -45,6 +45,7 @@ def environment_of_a_writer(backend):
     folders = [TOP, TOP / "backends", TOP / "tests" / "lean"]
     others = filter(None, [found.get("PYTHONPATH")])
     found["PYTHONPATH"] = os.pathsep.join([*map(str, folders), *others])
+    found["TF_CPP_MIN_LOG_LEVEL"] = "2"
     found.pop("COLUMNS", None)  # 80, as wherever there is no terminal
     return found
 
