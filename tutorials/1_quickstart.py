@@ -49,6 +49,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
 
+plt.style.use("petroff10")
 print("Backend:", keras.backend.backend())
 print("Devices:", keras_dist.list_devices())
 
@@ -145,58 +146,13 @@ last = strategy.explain(x_train[1500:], y_train[1500:])
 print(last)
 
 # %% [markdown]
-# Here is the same as a picture. On the left are the rows of the two batches,
-# with a color for each replica. On the right are the variables: each device has
-# all of them.
+# `plot` draws the same. Each replica has a line, as long as the batch.
 
 # %%
-colors = plt.cm.viridis(np.linspace(0.1, 0.9, 4))
-fig, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), width_ratios=(3, 2))
-for height, explanation in ((1, first), (0, last)):
-    for part in explanation:
-        begin = part.rows.start / explanation.num_rows
-        width = part.num_rows / explanation.num_rows
-        left.barh(
-            height,
-            width,
-            left=begin,
-            color=colors[part.replica],
-            edgecolor="white",
-            linewidth=2,
-        )
-        left.text(
-            begin + width / 2,
-            height,
-            f"replica {part.replica}\nrows: {part.num_rows}",
-            ha="center",
-            va="center",
-            fontsize=8,
-            color="black" if part.replica > 1 else "white",
-        )
-left.set_yticks([0, 1], ["last batch\n(7 rows)", "first batch\n(100 rows)"])
-left.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-left.set_title("Who computes which rows of a batch")
+first.plot()
 
-weights = model.weights
-devices = keras_dist.list_devices("cpu")
-holds = np.array(
-    [
-        [device in strategy.devices_of(weight) for device in devices]
-        for weight in weights
-    ]
-)
-for row, column in np.argwhere(holds):
-    right.scatter(column, row, s=200, marker="s", color=colors[column])
-right.set_yticks(range(len(weights)), [weight.path for weight in weights])
-right.set_xticks(range(len(devices)), devices)
-right.set_xlim(-0.5, len(devices) - 0.5)
-right.invert_yaxis()
-right.set_title("Who keeps a copy of which variable")
-for axes in (left, right):
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-fig.tight_layout()
-plt.show()
+# %%
+last.plot()
 
 # %% [markdown]
 # ## Train
@@ -224,6 +180,13 @@ summary = keras_dist.summary(model)
 print(summary)
 
 # %% [markdown]
+# This is the same as a picture. Each line is a device, as long as all variables
+# together. Each device keeps all of them.
+
+# %%
+summary.plot()
+
+# %% [markdown]
 # ## Is it really the same?
 #
 # Train the same model without a strategy, from the same initial weights and on
@@ -248,9 +211,8 @@ epochs = range(1, settings["epochs"] + 1)
 axes.plot(
     epochs,
     plain_history["loss"],
-    color="orange",
     linewidth=7,
-    alpha=0.6,
+    alpha=0.4,
     label="plain Keras, one device",
 )
 axes.plot(
@@ -305,7 +267,9 @@ assert [part.num_rows for part in first] == [25, 25, 25, 25]
 assert sorted(part.num_rows for part in last) == [1, 2, 2, 2]
 
 # Each device has all variables: weights, and Adam's two numbers for each.
-assert holds.all() and holds.shape == (len(model.weights), 4)
+devices = tuple(keras_dist.list_devices("cpu"))
+assert len(devices) == 4
+assert all(strategy.devices_of(each) == devices for each in model.weights)
 trained = 4 * sum(int(np.prod(v.shape)) for v in model.trainable_weights)
 for device in summary.devices:
     in_weights, _, in_optimizer, _ = device.of_groups

@@ -13,8 +13,6 @@
 #     name: python3
 # ---
 
-# %%
-
 # %% [markdown]
 # # 2. One loop, three backends
 #
@@ -40,6 +38,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
 
+plt.style.use("petroff10")
 strategy = keras_dist.MirroredStrategy()
 print("Backend:", keras.backend.backend())
 print(strategy)
@@ -211,7 +210,7 @@ print(f"{num_steps} steps of 4 replicas called Python {calls_of_4} times")
 # %% [markdown]
 # ## The same with plain Keras
 #
-# This is `fit` on one device, from the same weights, on the same batches.
+# This is plain Keras on one device, from the same weights, on the same batches.
 
 # %%
 plain = keras.Sequential(
@@ -227,9 +226,16 @@ plain.compile(
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     metrics=["accuracy"],
 )
-history = plain.fit(
-    x, y, batch_size=100, epochs=EPOCHS, shuffle=False, verbose=0
-).history
+plain_losses, plain_accuracies = [], []
+rows_of_batches = [len(batch[0]) for batch in batches]
+for _ in range(EPOCHS):
+    found = []
+    for batch in batches:
+        plain.reset_metrics()  # Keras 3.14 would give the mean over calls
+        found.append(plain.train_on_batch(*batch, return_dict=True))
+    plain_losses += [each["loss"] for each in found]
+    of_batches = [each["accuracy"] for each in found]
+    plain_accuracies.append(np.average(of_batches, weights=rows_of_batches))
 
 
 def largest_difference(a, b):
@@ -237,7 +243,7 @@ def largest_difference(a, b):
     return max(np.abs(one - other).max() for one, other in pairs)
 
 
-print("Accuracy of each epoch:", history["accuracy"])
+print("Accuracy of each epoch:", plain_accuracies)
 print(f"Largest difference in weights: {largest_difference(model, plain):.1e}")
 
 # %% [markdown]
@@ -259,47 +265,18 @@ for num_replicas in (1, 2):
     print(f"{num_replicas} replicas: rows of each {its_rows}")
 
 # %% [markdown]
-# On the left, each replica has less work if there are more of them. On the
-# right, the losses are on top of one another.
+# The losses of all these trainings are on top of one another:
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, figsize=(10, 3.4))
-colors = plt.cm.viridis(np.linspace(0.1, 0.9, 4))
-for place, num_replicas in enumerate((1, 2, 4)):
-    before = 0
-    for replica, number in enumerate(found[num_replicas][1]):
-        left.barh(
-            place, number, left=before, color=colors[replica], edgecolor="white"
-        )
-        left.text(
-            before + number / 2,
-            place,
-            f"{number}",
-            ha="center",
-            va="center",
-            color="black" if replica > 1 else "white",
-        )
-        before += number
-left.set_yticks(range(3), ["1 replica", "2 replicas", "4 replicas"])
-left.set_xlabel(f"rows in {EPOCHS} epochs, a color for each replica")
-left.set_title("Rows that each replica computed")
-
-for num_replicas, style, width in ((1, "-", 7), (2, "-", 3), (4, "--", 1.5)):
-    right.plot(
-        range(1, num_steps + 1),
-        found[num_replicas][0],
-        style,
-        linewidth=width,
-        color={1: "gold", 2: "tab:green", 4: "black"}[num_replicas],
-        label=f"{num_replicas} replica{'s' if num_replicas > 1 else ''}",
-    )
-right.set_xlabel("step")
-right.set_ylabel("loss of the global batch")
-right.set_title("The same losses")
-right.legend()
-for axes in (left, right):
-    axes.spines[["top", "right"]].set_visible(False)
-fig.tight_layout()
+fig, axes = plt.subplots(figsize=(8, 3.6), layout="constrained")
+steps = range(1, num_steps + 1)
+axes.plot(steps, plain_losses, lw=9, alpha=0.3, label="plain Keras")
+for num_replicas, style in ((1, "C1-"), (2, "C2--"), (4, "k:")):
+    label = f"{num_replicas} replica{'s' if num_replicas > 1 else ''}"
+    axes.plot(steps, found[num_replicas][0], style, lw=2.5, label=label)
+axes.set(xlabel="step", ylabel="loss of the global batch")
+axes.spines[["top", "right"]].set_visible(False)
+axes.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
@@ -314,12 +291,8 @@ assert int(total) == 14 and float(mean) == 3.5
 assert [float(part) for part in parts.values] == [0.25] * 4
 
 # Losses, accuracies and weights are those of plain Keras on one device.
-rows_of_batches = [len(batch[0]) for batch in batches] * EPOCHS
-for epoch, expected in enumerate(history["loss"]):
-    part = slice(epoch * len(batches), (epoch + 1) * len(batches))
-    mean_loss = np.average(losses[part], weights=rows_of_batches[part])
-    assert np.isclose(mean_loss, expected, rtol=1e-5)
-assert np.allclose(accuracies, history["accuracy"], atol=1e-6)
+assert np.allclose(losses, plain_losses, rtol=1e-4)
+assert np.allclose(accuracies, plain_accuracies, atol=1e-6)
 
 for num_replicas, (its_losses, its_rows, its_model) in found.items():
     assert largest_difference(its_model, plain) < 1e-5

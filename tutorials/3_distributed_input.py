@@ -13,8 +13,6 @@
 #     name: python3
 # ---
 
-# %%
-
 # %% [markdown]
 # # 3. Distributed input
 #
@@ -32,7 +30,6 @@ import keras_dist
 keras_dist.set_virtual_devices(4)  # leave it out if you have GPUs
 
 import keras
-import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -77,39 +74,16 @@ last_batch = batches[-1]
 explained = strategy.explain([last_batch])
 print(explained)
 
+# %%
+explained.plot()
+
 # %% [markdown]
 # A note above may say that `fit` gives other numbers of rows. `fit` does that
 # for speed on that backend. It changes no result.
 #
-# Here is the same as a picture. Each line is a batch, and the color of a frame
-# shows the replica.
+# These are the rows that each replica gets of all three batches:
 
 # %%
-colors = plt.cm.plasma(np.linspace(0.0, 0.85, 4))
-
-
-def draw_rows(owners, title, names):
-    """Draws all images; `owners[row]` is the index of the color."""
-    num_lines = len(batches)
-    fig, grid = plt.subplots(num_lines, BATCH_SIZE, figsize=(9, 3.9))
-    for axes in grid.flat:
-        axes.axis("off")
-    for row, axes in zip(rows, grid.flat, strict=False):
-        axes.axis("on")
-        axes.imshow(images[row], cmap="gray_r")
-        axes.set_xticks([])
-        axes.set_yticks([])
-        axes.set_title(f"row {row}", fontsize=8, pad=5)
-        for spine in axes.spines.values():
-            spine.set_color(colors[owners[row]])
-            spine.set_linewidth(5)
-    fig.suptitle(title)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors]
-    fig.legend(handles, names, loc="lower center", ncols=4, frameon=False)
-    fig.subplots_adjust(top=0.84, hspace=0.5)
-    plt.show()
-
-
 owners = {}
 for _, row_numbers in dataset:
     parts = strategy.experimental_local_results(row_numbers)
@@ -117,11 +91,8 @@ for _, row_numbers in dataset:
         for row in keras.ops.convert_to_numpy(part):
             assert int(row) not in owners
             owners[int(row)] = replica
-draw_rows(
-    owners,
-    "Three batches, 4 replicas of one worker",
-    [f"replica {index}" for index in range(4)],
-)
+for replica in range(4):
+    print(replica, [row for row, owner in owners.items() if owner == replica])
 
 # %% [markdown]
 # ## All kinds of data
@@ -266,11 +237,11 @@ def look(batches):
         lambda context: contexts.append(context) or batches
     )
     explained = strategy.explain(*batches[0])
-    return own, str(contexts[0]), str(explained), list(explained)
+    return own, str(contexts[0]), explained
 
 
 reports = keras_dist.launch(look, args=(batches,), workers=2, devices=2)
-of_workers = [own for own, *_ in reports]
+of_workers = [own for own, _, _ in reports]
 for worker, own in enumerate(of_workers):
     print(f"worker {worker} has, for its two replicas:")
     for step in own:
@@ -281,7 +252,15 @@ for worker, own in enumerate(of_workers):
 # replicas, but not the devices of the other worker's replicas.
 
 # %%
-print(reports[0][2])
+explained_by_worker = reports[0][2]
+print(explained_by_worker)
+
+# %%
+explained_by_worker.plot()
+
+# %% [markdown]
+# Over all three batches, each replica has the same rows as if one worker had
+# all four replicas:
 
 # %%
 owner_on_workers = {
@@ -291,11 +270,7 @@ owner_on_workers = {
     for replica, part in enumerate(step)
     for row in part
 }
-draw_rows(
-    owner_on_workers,
-    "The same batches, 2 workers with 2 replicas each",
-    [f"worker {i // 2}, replica {i}" for i in range(4)],
-)
+print(owner_on_workers == owners)
 
 # %% [markdown]
 # With `distribute_datasets_from_function`, each worker calls the function with
@@ -303,7 +278,7 @@ draw_rows(
 # and `input_pipeline_id` say which of them it should read.
 
 # %%
-for _, context, *_ in reports:
+for _, context, _ in reports:
     print(context)
 
 # %% [markdown]
@@ -328,7 +303,7 @@ assert total == 2222.0
 # 2 workers with 2 replicas have the rows of 4 replicas of one worker.
 assert owner_on_workers == owners
 assert sum(len(part) for own in of_workers for s in own for part in s) == 22
-for _, _, _, parts in reports:
+for _, _, parts in reports:
     assert [(part.worker, part.replica) for part in parts] == [
         (0, 0),
         (0, 1),
@@ -341,7 +316,7 @@ for _, _, _, parts in reports:
         (4, 5),
         (6, 7),
     ]
-assert [context for _, context, *_ in reports] == [
+assert [context for _, context, _ in reports] == [
     f"keras_dist.InputContext(input pipeline id {i}, total: 2)"
     for i in range(2)
 ]

@@ -13,8 +13,6 @@
 #     name: python3
 # ---
 
-# %%
-
 # %% [markdown]
 # # 5. Memory
 #
@@ -49,6 +47,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
 
+plt.style.use("petroff10")
 compute = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 print("Backend:", keras.backend.backend())
 
@@ -131,50 +130,28 @@ summaries = {
 print(summaries["central"])
 
 # %% [markdown]
-# The picture compares all strategies. With central storage, the devices that
-# compute keep the least, and a step sends the most. Sharding the optimizer's
-# state saves memory. By this estimate, it sends no more than mirroring does.
-# That is true on GPUs, TPUs and PyTorch. JAX on CPU devices sends 1.5 times as
-# much.
+# The picture compares all strategies. Each line is a device, as long as all
+# variables together. What the device keeps is coloured. With central storage,
+# the devices that compute keep the least, and a step sends the most. Sharding
+# the optimizer's state saves memory. By this estimate, it sends no more than
+# mirroring does. That is true on GPUs, TPUs and PyTorch. JAX on CPU devices
+# sends 1.5 times as much.
 
 # %%
-fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 1))
-labels = []
-for group, (name, found) in enumerate(summaries.items()):
-    for device in found.devices:
-        place = 6 * group + int(device.device.removeprefix("cpu:"))
-        in_weights, _, in_optimizer, _ = np.array(device.of_groups) / 1000
-        left.bar(place, in_weights, color="tab:blue")
-        left.bar(place, in_optimizer, bottom=in_weights, color="tab:orange")
-        labels.append((place, device.device.removeprefix("cpu:")))
-    left.text(6 * group + 1.5, 1080, name, ha="center", weight="bold")
-    sent = found.bytes_sent / 1000
-    right.barh(name, sent, color="tab:green")
-    right.text(sent, group, f" {sent:,.0f}", va="center")
-left.set_xticks(*zip(*labels, strict=True))
-left.set_ylim(0, 1200)
-left.set_xlabel("virtual CPU device")
-left.set_ylabel("kB")
-left.set_title("What each device keeps")
-handles = [
-    plt.Rectangle((0, 0), 1, 1, color="tab:blue"),
-    plt.Rectangle((0, 0), 1, 1, color="tab:orange"),
-]
-left.legend(
-    handles,
-    ["weights", "optimizer's state"],
-    loc="upper center",
-    bbox_to_anchor=(0.5, -0.17),
-    ncols=2,
-    frameon=False,
+num_devices = [len(found.devices) for found in summaries.values()]
+fig, column = plt.subplots(
+    *(len(summaries), 1),
+    figsize=(8, 2 + 0.4 * sum(num_devices)),
+    height_ratios=num_devices,
+    layout="constrained",
 )
-right.invert_yaxis()
-right.set_xlim(0, 3600)
-right.set_xlabel("kB in total, estimated")
-right.set_title("What a step sends")
-for axes in (left, right):
-    axes.spines[["top", "right"]].set_visible(False)
-fig.tight_layout()
+for axes, (name, found) in zip(column, summaries.items(), strict=True):
+    found.plot(axes)
+    axes.set_title(f"{name}: a step sends {found.bytes_sent / 1e3:,.0f} kB")
+    axes.set(xlabel="", xticks=[])
+fig.legend(
+    *axes.get_legend_handles_labels(), loc="outside lower center", ncols=2
+)
 plt.show()
 
 # %% [markdown]
@@ -197,8 +174,8 @@ print(plan("--params", "7e9", "--dtype", "bfloat16", "--devices", "8"))
 # %% [markdown]
 # Arithmetic does not know the activations. JAX can tell them: `keras-dist plan
 # --target h100:8 --model my_models:make` compiles the step of your own model
-# for 8 GPUs that need not be here. It says how much memory the step needs.
-# README describes it.
+# for 8 GPUs that need not be here. It says how much memory the step needs. [The
+# guide](../docs/pages/guide/memory.md) describes it.
 #
 # `--json` prints the numbers. The picture shows what a device that computes
 # holds during a step, without activations, for different numbers of devices.

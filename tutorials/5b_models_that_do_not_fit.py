@@ -13,8 +13,6 @@
 #     name: python3
 # ---
 
-# %%
-
 # %% [markdown]
 # # 5b. Models that do not fit
 #
@@ -45,6 +43,7 @@ import keras
 import matplotlib.pyplot as plt
 import numpy as np
 
+plt.style.use("petroff10")
 devices = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 if keras.backend.backend() == "tensorflow":
     del devices[2:]  # a graph for each of them takes much memory
@@ -296,27 +295,31 @@ print(f"After the first four letters: {right[:, 3:].mean():.1%} are right.")
 # %% [markdown]
 # ## What each device keeps
 #
-# `summary` counts it.
+# `summary` counts it. Each line is a device, as long as all variables together.
 
 # %%
 summaries = {
     name: keras_dist.summary(model, max_rows=0)
     for name, model in models.items()
 }
-kept = {}
-fig, axes = plt.subplots(figsize=(7, 2.4))
-for place, (name, found) in enumerate(summaries.items()):
-    weights, _, optimizer, _ = found.devices[0].of_groups
-    kept[name] = weights + optimizer
-    axes.barh(place, weights / 1000, color="tab:blue")
-    axes.barh(place, optimizer / 1000, left=weights / 1000, color="tab:orange")
-    axes.text(kept[name] / 1000, place, f" {kept[name] / 1000:,.0f} kB")
-axes.set_yticks(range(len(summaries)), list(summaries))
-axes.invert_yaxis()
-axes.set_xlim(0, 1500)
-axes.set_xlabel("kB on each device: weights (blue), optimizer (orange)")
-axes.spines[["top", "right"]].set_visible(False)
-fig.tight_layout()
+kept = {
+    name: found.devices[0].of_groups[0] + found.devices[0].of_groups[2]
+    for name, found in summaries.items()
+}
+num_devices = [len(found.devices) for found in summaries.values()]
+fig, column = plt.subplots(
+    *(len(summaries), 1),
+    figsize=(8, 1.5 + 0.4 * sum(num_devices)),
+    height_ratios=num_devices,
+    layout="constrained",
+)
+for axes, (name, found) in zip(column, summaries.items(), strict=True):
+    found.plot(axes)
+    axes.set_title(name)
+    axes.set(xlabel="", xticks=[])
+fig.legend(
+    *axes.get_legend_handles_labels(), loc="outside lower center", ncols=2
+)
 plt.show()
 
 # %% [markdown]

@@ -58,6 +58,7 @@ from sklearn.datasets import load_digits
 import keras_dist
 
 keras_dist.set_virtual_devices(4)  # before any device is used
+plt.style.use("petroff10")
 
 HAS_NATIVE = keras.backend.backend() == "tensorflow"
 if HAS_NATIVE:
@@ -583,9 +584,9 @@ print(f"The largest difference: {np.abs(sums[0] - sums[1]).max():.1e}")
 # | TPU | yes | with JAX |
 # | parameter servers | yes | not yet |
 #
-# The section "Behavior in detail" of the README lists all differences. On
-# TensorFlow, `Strategy.from_native` makes a keras_dist strategy with the
-# devices of a `tf.distribute` strategy that you already have:
+# [The status page](../docs/pages/status.md) lists all
+# differences. On TensorFlow, `Strategy.from_native` makes a keras_dist strategy
+# with the devices of a `tf.distribute` strategy that you already have:
 
 # %%
 if HAS_NATIVE:

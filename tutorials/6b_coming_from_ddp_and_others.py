@@ -59,6 +59,7 @@ from sklearn.datasets import load_digits
 import keras_dist
 
 keras_dist.set_virtual_devices(4)  # before any device is used
+plt.style.use("petroff10")
 
 digits = load_digits()
 # 130 rows: in batches of 64, the last one has 2 rows, for 4 replicas.
@@ -145,7 +146,7 @@ for axes, title, ranks in zip(
     )
     seen = set()
     for _, rank, row in turns:
-        color = "C3" if row in seen else "C0"
+        color = "C2" if row in seen else "C0"
         axes.plot(row, rank, "o", color=color, ms=13, alpha=0.85)
         axes.text(
             *(row, rank, row), color="white", ha="center", va="center", size=8

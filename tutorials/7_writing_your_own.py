@@ -33,7 +33,6 @@ import pathlib
 import tempfile
 
 import keras
-import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -125,33 +124,14 @@ spared.fit(x, y, batch_size=32, epochs=2, verbose=0)
 strategy
 
 # %% [markdown]
-# `strategy.devices_of` and `strategy.explain` show which device holds what:
+# `strategy.explain` shows what each device computes, and `summary` what it
+# keeps. The spare device, `cpu:1`, has no line:
 
 # %%
-devices = keras_dist.list_devices()
-shares = {
-    row.device: row.num_rows for row in strategy.explain(x, batch_size=32)
-}
-kernel = spared.trainable_variables[0]
-figure, axes = plt.subplots(figsize=(7, 2.2), layout="constrained")
-for position, device in enumerate(devices):
-    busy = device in strategy.devices_of(kernel)
-    box = plt.Rectangle(
-        (position + 0.05, 0),
-        0.9,
-        1,
-        facecolor="#cfe3f5" if busy else "white",
-        edgecolor="C0" if busy else "0.6",
-        ls="-" if busy else "--",
-        lw=1.5,
-    )
-    axes.add_patch(box)
-    text = f"{shares[device]} of 32 rows\nall variables" if busy else "free"
-    axes.text(position + 0.5, 0.72, device, ha="center", weight="bold")
-    axes.text(position + 0.5, 0.35, text, ha="center", va="center")
-axes.set(xlim=(0, len(devices)), ylim=(-0.02, 1.02))
-axes.axis("off")
-plt.show()
+strategy.explain(x, batch_size=32).plot()
+
+# %%
+keras_dist.summary(spared).plot()
 
 # %% [markdown]
 # ## A backend
@@ -380,6 +360,7 @@ assert "gpu:3" not in eight.devices_of(variable)
 assert [row.num_rows for row in eight.explain(np.ones((100, 1)))] == [
     *(15, 14, 14, 15, 14, 14, 14)
 ]
+kernel = spared.trainable_variables[0]
 assert strategy.devices_of(kernel) == ("cpu:0", "cpu:2", "cpu:3")
 # ... and trains to the weights of one device.
 for ours, theirs in zip(spared.get_weights(), plain.get_weights(), strict=True):

@@ -6,6 +6,7 @@ or fewer on another number of devices: what is read is cut or filled.
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -37,7 +38,13 @@ def load_orbax() -> Any:
             f"module '{error.name}' is not installed. Install it with "
             "`pip install 'keras-dist[sharded-checkpoints]'`."
         ) from error
+    logging.getLogger("absl").addFilter(_is_for_users)
     return orbax
+
+
+def _is_for_users(record: logging.LogRecord) -> bool:
+    # Where a worker saves alone, orbax warns that it won't log the size.
+    return "`primary_host=None`" not in str(record.msg)
 
 
 def save(

@@ -110,6 +110,55 @@ class Explanation(Shown):
         """Prints the table to the terminal."""
         Console(highlight=False).print(self)
 
+    def plot(self, axes: Any = None) -> Any:
+        """Draws which rows of the batch each replica gets.
+
+        Each replica has a line, as long as the batch. Its own rows are
+        coloured: purple or brown, by the number of its worker. A notebook shows
+        the figure if it is a cell's last value. It needs `pip install
+        "keras-dist[plot]"`.
+
+        Args:
+            axes: Axes of matplotlib to draw on, without a title. Default: those
+                of a new figure, which pyplot does not know.
+
+        Returns:
+            The `matplotlib.figure.Figure`. `savefig` writes it to a file.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> figure = strategy.explain(np.ones((5, 3))).plot()
+        >>> figure.axes[0].get_title(loc="left")
+        'A batch of 5 rows, as `fit` and similar methods split it'
+        """
+        from keras_dist.planning import pictures
+
+        has_workers = len({row.worker for row in self.rows}) > 1
+        lines = []
+        for row in self.rows:
+            own = pictures.HeldPart(
+                row.first or 0,
+                row.num_rows,
+                color=pictures.BROWN if row.worker % 2 else pictures.PURPLE,
+                text=_range_text(row),
+            )
+            names = [f"worker {row.worker}"] if has_workers else []
+            names += [f"replica {row.replica}", row.device or ""]
+            lines.append(
+                pictures.Line(
+                    ", ".join(filter(None, names)),
+                    (own,) if row.num_rows else (),
+                    _count_text(row.num_rows),
+                )
+            )
+        title = self._title.removeprefix(f"{self.strategy}: ")
+        title = title[:1].upper() + title[1:]
+        return pictures.draw_rows(lines, self.num_rows, title, axes)
+
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[Table | Text]:
@@ -127,8 +176,7 @@ class Explanation(Shown):
     @property
     def _title(self) -> str:
         return (
-            f"{self.strategy}: a batch of {self.num_rows} "
-            f"row{'' if self.num_rows == 1 else 's'}, "
+            f"{self.strategy}: a batch of {_count_text(self.num_rows)}, "
             f"{_READERS[self.reader]}"
         )
 
@@ -142,13 +190,20 @@ class Explanation(Shown):
         return self.notes
 
 
+def _count_text(num_rows: int) -> str:
+    return f"{num_rows} row{'' if num_rows == 1 else 's'}"
+
+
+def _range_text(row: ReplicaRows) -> str:
+    return "none" if row.first is None else f"{row.first} to {row.last}"
+
+
 def _cells(row: ReplicaRows) -> Sequence[str]:
-    rows = "none" if row.first is None else f"{row.first} to {row.last}"
     return (
         str(row.worker),
         str(row.replica),
         row.device or "its own",
-        rows,
+        _range_text(row),
         str(row.num_rows),
         "" if row.shape is None else str(row.shape),
     )

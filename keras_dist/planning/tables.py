@@ -216,7 +216,10 @@ class Shown(ABC):
     def __str__(self) -> str:
         width = shutil.get_terminal_size().columns
         file = io.StringIO()
-        Console(file=file, width=width, highlight=False).print(self)
+        # In a notebook, rich would write to the notebook, not to the file.
+        Console(
+            file=file, width=width, highlight=False, force_jupyter=False
+        ).print(self)
         return file.getvalue().rstrip()
 
     def _repr_html_(self) -> str:

@@ -123,6 +123,45 @@ class Summary(tables.Shown):
         """Prints the tables to the terminal, in colour if it has colours."""
         Console(highlight=False).print(self)
 
+    def plot(self, axes: Any = None) -> Any:
+        """Draws the bytes that each device of this worker keeps.
+
+        Each device has a line, as long as all variables together. What it
+        keeps is coloured: the parts of sharded variables too, which are drawn
+        one after the other in the order of the devices. On the right are the
+        bytes that the device keeps. The legend leaves groups out that are less
+        than 1 % of all bytes. A notebook shows the figure if it is a cell's
+        last value. It needs `pip install "keras-dist[plot]"`.
+
+        Args:
+            axes: Axes of matplotlib to draw on, without a title and a legend.
+                Default: those of a new figure, which pyplot does not know.
+
+        Returns:
+            The `matplotlib.figure.Figure`. `savefig` writes it to a file.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+
+        Example:
+
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> with strategy.scope():
+        ...     model = keras.Sequential([
+        ...         keras.Input((3,)), keras.layers.Dense(4)], name="net")
+        >>> figure = keras_dist.summary(model).plot()
+        >>> figure.axes[0].get_title(loc="left")
+        "What each device keeps of 'net'"
+        """
+        from keras_dist.tools.summary_picture import draw_summary
+
+        return draw_summary(
+            f"What each device keeps of '{self.model}'",
+            self.rows,
+            self.device_names,
+            axes,
+        )
+
     def __repr__(self) -> str:
         return (
             f"<Summary of '{self.model}': {len(self.rows)} variables on "

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import logging
 import pathlib
 import subprocess
 import sys
@@ -86,6 +87,19 @@ def test_training_goes_on_elsewhere(saved, restored, path):
     fit(whole)
     fit(whole)
     assert_same(state_of(again), state_of(whole))
+
+
+@pytest.mark.only_on("jax", reason="orbax writes for JAX")
+def test_orbax_warns_of_nothing(path):
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("absl").addHandler(handler)
+    try:
+        keras_dist.save_sharded(trained(), path)
+    finally:
+        logging.getLogger("absl").removeHandler(handler)
+    assert [record.getMessage() for record in records] == []
 
 
 def with_all_kinds_of_state():

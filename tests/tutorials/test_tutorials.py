@@ -9,19 +9,25 @@ import sys
 import jupytext
 import nbformat
 import pytest
-import without
 
+from notebooks.tutorials import FOLDER
+from notebooks.tutorials import NOTE
+from notebooks.tutorials import OF_WORKERS
+from notebooks.tutorials import SCRIPTS
+from notebooks.tutorials import TOP
+from notebooks.tutorials import environment_of_a_reader
+from notebooks.tutorials import hash_of
 from parity.harness import BACKEND
-from runs import alone
+from tables import NAMES
 from tables import WRITES
 from tables import MarkdownTable
 
-TUTORIALS = pathlib.Path(__file__).parents[2] / "tutorials"
-SCRIPTS = sorted(TUTORIALS.glob("[0-9]*.py"))
 # What a reader is promised: 60 s and 1 GB on two idle cores. The tests share
 # theirs with other tests, so that what counts is the time of the processor.
 MAX_CPU_SECONDS = 2 * 60
 MAX_MEGABYTES = 1000
+MAX_BYTES_OF_A_NOTEBOOK = 400_000
+MAX_BYTES_OF_A_PICTURE = 150_000
 TIMEOUT_SECONDS = 400
 # A process begins with the peak of the one that started it, which has to be a
 # small one therefore.
@@ -39,15 +45,70 @@ by_name = pytest.mark.parametrize(
 )
 
 
+def notebook_of(script):
+    return nbformat.read(script.with_suffix(".ipynb"), as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
 @by_name
 def test_the_notebook_is_that_of_the_script(script):
-    notebook = nbformat.read(script.with_suffix(".ipynb"), as_version=4)
-    expected = jupytext.read(script)
+    notebook, expected = notebook_of(script), jupytext.read(script)
+    fix = f"in tests/, run: python -m notebooks {script.stem}"
     assert [(cell.cell_type, cell.source) for cell in notebook.cells] == [
         (cell.cell_type, cell.source) for cell in expected.cells
-    ], f"run: jupytext --sync tutorials/{script.name}"
-    for cell in notebook.cells:
-        assert not cell.get("outputs") and cell.get("execution_count") is None
+    ], fix
+    note = notebook.metadata[NOTE]
+    assert note.script_sha256 == hash_of(script), fix
+    assert note.backend in note.versions
+
+
+@by_name
+def test_the_notebook_was_run_from_its_first_cell_to_its_last(script):
+    cells = code_cells(notebook_of(script))
+    assert [cell.execution_count for cell in cells] == [
+        1 + index for index in range(len(cells))
+    ]
+    for cell in cells:
+        for output in cell.outputs:
+            assert output.output_type != "error"
+            if output.get("name") == "stderr":
+                assert OF_WORKERS.fullmatch(output.text)
+            assert output.get("execution_count") in (None, cell.execution_count)
+
+
+@by_name
+def test_the_notebook_has_pictures_and_is_small(script):
+    pictures = [
+        output.data["image/png"]
+        for cell in code_cells(notebook_of(script))
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    assert pictures
+    assert max(map(len, pictures)) <= MAX_BYTES_OF_A_PICTURE
+    size = script.with_suffix(".ipynb").stat().st_size
+    assert size <= MAX_BYTES_OF_A_NOTEBOOK
+
+
+@by_name
+def test_outputs_are_those_of_any_run_and_machine(script):
+    text = script.with_suffix(".ipynb").read_text()
+    for word in ("\\u001b", "\\r", str(TOP), str(pathlib.Path.home())):
+        assert word not in text
+    assert not re.search(r"/tmp/tmp|/tmp/[0-9a-f]{8}", text)
+
+
+def test_the_index_says_what_made_the_outputs():
+    page = (FOLDER / "README.md").read_text()
+    for script in SCRIPTS:
+        note = notebook_of(script).metadata[NOTE]
+        names = NAMES | {"keras": "Keras", "python": "Python"}
+        for package in ("python", "keras", note.backend):
+            said = f"{names[package]} {note.versions[package]}"
+            assert said in page, script.stem
 
 
 @by_name
@@ -60,7 +121,7 @@ def test_each_ends_with_facts_and_names_no_backend_to_use(script):
 
 
 def test_each_has_a_line_in_the_index():
-    page = TUTORIALS / "README.md"
+    page = FOLDER / "README.md"
     assert MarkdownTable(page, "runs").labels == [
         f"[{script.stem}]({script.stem}.ipynb)" for script in SCRIPTS
     ]
@@ -94,7 +155,7 @@ def test_the_notebook_runs(script, tmp_path):
     seconds, megabytes = run_notebook(script.with_suffix(".ipynb"), tmp_path)
     assert seconds <= MAX_CPU_SECONDS
     assert megabytes <= MAX_MEGABYTES
-    table = MarkdownTable(TUTORIALS / "README.md", "runs")
+    table = MarkdownTable(FOLDER / "README.md", "runs")
     label = f"[{script.stem}]({script.stem}.ipynb)"
     if WRITES:
         cells = table.column(BACKEND)
@@ -112,18 +173,12 @@ def run_notebook(notebook, folder):
     command = [
         *(sys.executable, "-c", MEASURE, "usage"),
         *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull),
-        *("--rootdir", str(TUTORIALS), "-p", "no:cacheprovider"),
+        *("--rootdir", str(FOLDER), "-p", "no:cacheprovider"),
         *("-p", "kernel_sockets"),
         *("--nbmake", f"--nbmake-timeout={TIMEOUT_SECONDS}"),
         str(notebook),
     ]
-    # What the tests need to be alone in a process is not for readers.
-    env = {
-        k: v for k, v in os.environ.items() if not k.startswith("KERAS_DIST_")
-    }
-    # A reader has one framework.
-    hidden = env.get(without.VARIABLE) or alone.hidden(BACKEND, "test")
-    env[without.VARIABLE] = hidden
+    env = environment_of_a_reader(BACKEND)
     folders = [str(pathlib.Path(__file__).parent), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     done = subprocess.run(

@@ -116,6 +116,14 @@ def test_notebooks_show_tables():
     assert "<td>cpu:0-1</td>" in text
 
 
+def test_its_text_is_the_same_in_a_notebook(monkeypatch):
+    found = keras_dist.summary(trained())
+    expected = str(found)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "Each device keeps" in expected
+    assert str(found) == expected
+
+
 def test_notebooks_show_names_as_they_are():
     row = VariableRow("trainable", "<b>&", (1,), "float32", "plain", 4, ())
     found = Summary("<i>", "", (row,), ("cpu:0",), (), ("a < b",))

@@ -1,0 +1,1 @@
+"""Writes the tutorials' notebooks with their outputs, and README's picture."""
