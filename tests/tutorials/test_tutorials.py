@@ -10,6 +10,7 @@ import jupytext
 import nbformat
 import pytest
 
+from notebooks import who_holds_what
 from notebooks.tutorials import FOLDER
 from notebooks.tutorials import NOTE
 from notebooks.tutorials import OF_WORKERS
@@ -192,3 +193,18 @@ def run_notebook(notebook, folder):
     assert done.returncode == 0, done.stdout[-6000:]
     seconds, kilobytes = (folder / "usage").read_text().split()
     return float(seconds), int(kilobytes) * 1024 / 1e6
+
+
+@pytest.mark.only_on("jax", reason="the picture has sharded variables")
+def test_the_readme_picture_is_drawn_from_strategies():
+    texts = [
+        [text.get_text() for text in axes.texts if text.get_text()]
+        for axes in who_holds_what.draw().axes
+    ]
+    assert texts == [
+        ["3 rows", "2 rows", "3 rows", "2 rows"],
+        ["98.3 kB"] * 4,
+        ["49.2 kB"] * 4,
+        ["24.6 kB"] * 4,
+    ]
+    assert who_holds_what.PATH.stat().st_size < 150_000
