@@ -175,7 +175,7 @@ print(plan("--params", "7e9", "--dtype", "bfloat16", "--devices", "8"))
 # Arithmetic does not know the activations. JAX can tell them: `keras-dist plan
 # --target h100:8 --model my_models:make` compiles the step of your own model
 # for 8 GPUs that need not be here. It says how much memory the step needs. [The
-# guide](../docs/pages/guide/memory.md) describes it.
+# guide](../docs/pages/guide/examples.md) describes it.
 #
 # `--json` prints the numbers. The picture shows what a device that computes
 # holds during a step, without activations, for different numbers of devices.

@@ -584,7 +584,7 @@ print(f"The largest difference: {np.abs(sums[0] - sums[1]).max():.1e}")
 # | TPU | yes | with JAX |
 # | parameter servers | yes | not yet |
 #
-# [The status page](../docs/pages/status.md) lists all
+# [The guide](../docs/pages/guide/global_batch.md) describes all
 # differences. On TensorFlow, `Strategy.from_native` makes a keras_dist strategy
 # with the devices of a `tf.distribute` strategy that you already have:
 
