@@ -19,6 +19,15 @@ class CliCommand(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return without_types_of_flags(super().get_params(ctx))
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        # Typer puts a list's name in braces, though this one has its own dots.
+        return [
+            piece.removeprefix("{").removesuffix("}...")
+            if piece.endswith("...}...")
+            else piece
+            for piece in super().collect_usage_pieces(ctx)
+        ]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {
             name

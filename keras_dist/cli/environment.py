@@ -16,11 +16,23 @@ CANNOT_RUN = 2
 # Each framework has its own variable to hide GPUs.
 CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 
+
+def installed_backends() -> list[str]:
+    """Returns the names of backends whose framework is installed."""
+    return [name for name in _backends() if find_spec(name)]
+
+
+def _backends() -> list[str]:
+    points = entry_points(group="keras_dist.backends")
+    return sorted(entry_point.name for entry_point in points)
+
+
 # The option of all commands that train or count with one backend.
 Backend = Annotated[
     str | None,
     typer.Option(
         help="jax, tensorflow or torch.",
+        autocompletion=installed_backends,
         show_default="KERAS_BACKEND, else the first installed",
     ),
 ]
@@ -42,18 +54,12 @@ def check_backend(name: str, source: str) -> None:
         )
 
 
-def _backends() -> list[str]:
-    points = entry_points(group="keras_dist.backends")
-    return sorted(entry_point.name for entry_point in points)
-
-
 def select_backend(name: str | None) -> str:
     """Sets KERAS_BACKEND for this process, or ends the command.
 
     Without a name, it is KERAS_BACKEND's, else the first that is installed.
     """
-    known = _backends()
-    installed = [backend for backend in known if find_spec(backend)]
+    known, installed = _backends(), installed_backends()
     wanted = name or os.environ.get(BACKEND_VARIABLE)
     if not wanted:
         if not installed:

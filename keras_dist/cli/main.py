@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from importlib.metadata import version as version_of
 from types import FrameType
@@ -143,6 +144,14 @@ def demo(
     require("sklearn", distribution="scikit-learn", extra="demo")
     from keras_dist.errors import KerasDistError
 
+    if not sys.stderr.isatty():
+        # On a terminal, progress bars show it.
+        typer.echo(
+            f"keras-dist demo: trains a small net on {replicas} virtual "
+            "replicas, and again on one device. With the default of 5 epochs, "
+            "it takes up to a minute.",
+            err=True,
+        )
     check = context.obj.check
     try:
         with without_log_noise() as stderr:

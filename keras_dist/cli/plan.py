@@ -14,6 +14,7 @@ from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.environment import check_backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
+from keras_dist.cli.environment import installed_backends
 from keras_dist.cli.environment import select_backend
 from keras_dist.cli.json_option import JsonFile
 from keras_dist.cli.json_option import is_stdout
@@ -147,7 +148,8 @@ def plan(
         pathlib.Path | None,
         typer.Option(
             help="JSON file with the layout_map for --logical-devices: "
-            '{".*up/kernel": [null, "logical"]}.',
+            # Rich reads a bracket as markup.
+            '{".*up/kernel": \\[null, "logical"]}.',
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -158,6 +160,7 @@ def plan(
         str | None,
         typer.Option(
             help="jax, tensorflow or torch, to make --model with.",
+            autocompletion=installed_backends,
             show_default="KERAS_BACKEND, else the first installed; for "
             "--target jax, unless KERAS_BACKEND is torch",
         ),

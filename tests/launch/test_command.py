@@ -72,6 +72,8 @@ def test_the_version_takes_no_framework():
         ("bench ", {"fit", "loops", "workers", "memory"}),
         ("plan --strat", {"--strategy"}),
         ("plan --strategy one", {"one-device"}),
+        (f"demo --backend {BACKEND[:2]}", {BACKEND}),
+        (f"plan --backend {BACKEND[:2]}", {BACKEND}),
     ],
 )
 def test_a_shell_completes_what_is_typed(typed, offered):
@@ -124,6 +126,17 @@ def test_help_shows_no_type_for_a_flag(invoke, names):
     assert result.exit_code == 0, result.output
     assert "--help" in result.output
     assert "bool" not in result.output.lower()
+
+
+@pytest.mark.runs_on("torch")
+def test_help_shows_brackets_as_they_are(invoke, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = invoke("plan", "--help").output
+    assert '{".*up/kernel": [null, "logical"]}' in shown
+    usage = invoke("run", "--help").output
+    assert "keras-dist run [OPTIONS] SCRIPT [ARGS]... " in usage.replace(
+        "keras-dist.py", "keras-dist"
+    )
 
 
 @pytest.fixture
