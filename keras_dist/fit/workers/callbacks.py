@@ -182,22 +182,22 @@ def _is_on_chief(callback: Any) -> bool:
     return (
         isinstance(callback, _WRITERS)
         or _MARK in vars(callback)
-        or _is_from_elsewhere(callback) is not None
+        or _is_from_elsewhere(callback)
     )
 
 
-def _is_from_elsewhere(callback: Any) -> type | None:
-    """Returns the class by which a writer of another package is known."""
-    for cls in type(callback).__mro__:
-        package = cls.__module__.partition(".")[0]
-        if cls.__name__ in _WRITERS_ELSEWHERE.get(package, ()):
-            return cls
-    return None
+def _is_from_elsewhere(callback: Any) -> bool:
+    """Tells whether a class of another package's writers is a base."""
+    return any(
+        cls.__name__
+        in _WRITERS_ELSEWHERE.get(cls.__module__.partition(".")[0], ())
+        for cls in type(callback).__mro__
+    )
 
 
 def _only_saving(callback: Any) -> Any:
     """Returns a callback that saves when this one does, and nothing else."""
-    if _MARK not in vars(callback) and _is_from_elsewhere(callback) is None:
+    if _MARK not in vars(callback) and not _is_from_elsewhere(callback):
         return callback
     # It makes no file, since it runs on a worker that is not the chief.
     saver = _SAVER.__new__(_SAVER)
