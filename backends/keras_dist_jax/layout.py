@@ -273,8 +273,8 @@ class MeshLayout(Layout):
 class LayoutWorkers(Protocol):
     """The collectives of workers that a layout over several of them needs."""
 
-    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Returns each worker's numbers."""
+    def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Returns each worker's sizes of arguments."""
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """Returns each worker's tensors."""
@@ -361,7 +361,7 @@ class WideLayout(MeshLayout):
         numbers = [n for value in shapes for shape in value for n in shape]
         if not numbers:
             return [value * self._num_workers for value in shapes]
-        found = self._workers.exchange(numbers)
+        found = self._workers.sizes(numbers)
         everyones: list[Shapes] = [() for _ in shapes]
         for own in found:
             rest = iter(own)

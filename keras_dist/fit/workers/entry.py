@@ -185,7 +185,7 @@ class Entry:
         everyone = check_agreement(own, more, self._workers)
         codes, have_callbacks, *seen = zip(*everyone, strict=True)
         if len(set(codes)) > 1:
-            state = randomness.chiefs_text(state, self._workers)
+            state = self._workers.chiefs_text(state)
             randomness.set_random_state(backend, state)
         if same_data.is_wanted():
             same_data.compare(
