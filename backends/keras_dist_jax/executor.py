@@ -198,6 +198,12 @@ class JaxExecutor(Executor):
             return None
         if current_trace() is not None:
             return total(value.joined)
+        if self.workers is not None:
+            size = value.joined.nbytes // self.layout.num_replicas
+            if self.workers.is_small(size):
+                return None  # the components travel in a frame
+            layout = f"{value.joined.dtype}{list(value.joined.shape[1:])}"
+            self.workers.meet(f"a reduction by {op.name}", layout)
         result = self.gate.run(total, value.joined)
         return self._resting(self.layout.narrow(result))
 

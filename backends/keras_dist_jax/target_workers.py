@@ -33,13 +33,15 @@ class TargetWorkers(JaxWorkers):
     def concatenate(self, tensor: Any, axis: int) -> Any:
         return ops.concatenate([tensor] * self.cluster.num_workers, axis=axis)
 
-    def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
+    def concatenate_numbers(
+        self, numbers: Sequence[Any], what: str = ""
+    ) -> list[Any]:
         return [*numbers] * self.cluster.num_workers
 
     def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
         return [list(numbers) for _ in range(self.cluster.num_workers)]
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, layout: str = "") -> None:
         """There is nobody to wait for."""
 
     def watched(self, gate: Gate) -> Gate:

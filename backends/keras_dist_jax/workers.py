@@ -22,7 +22,7 @@ from keras_dist.core.packing import packs
 from keras_dist.core.packing import places
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
-from keras_dist.errors import WorkerLostError
+from keras_dist.errors import KerasDistError
 from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.workers import Like
 from keras_dist.plugin.workers import Workers
@@ -51,6 +51,7 @@ class JaxWorkers(Workers):
     ) -> None:
         super().__init__(cluster, options)
         self._watch = watch
+        watch.recorder = self.recorder
         self.meetings = Meetings(cluster, watch, watch.check)
         self._gates: dict[int | None, WatchedGate] = {}
         self._gate = self.watched(gate)
@@ -145,7 +146,7 @@ class JaxWorkers(Workers):
         return [np.frombuffer(each, np.int64).tolist() for each in bodies]
 
     def explain(self, error: BaseException) -> BaseException:
-        if isinstance(error, WorkerLostError):
+        if isinstance(error, KerasDistError):
             return error
         text = str(error).lower()
         if not any(sign in text for sign in _SIGNS):
@@ -160,7 +161,7 @@ class JaxWorkers(Workers):
         # One wrapper for each gate: with two, the end of an inner wait would
         # tell the watch that the outer one is over too.
         key = id(gate) if isinstance(gate, OneAtATime) else None
-        watched = WatchedGate(gate, self._watch, self.explain)
+        watched = WatchedGate(gate, self._watch, self.recorder, self.explain)
         return self._gates.setdefault(key, watched)
 
     def _met(

@@ -18,6 +18,7 @@ from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
 from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.calls import Calls
 from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import listen_to_own_address
@@ -65,6 +66,10 @@ class TensorFlowWorkers(Workers):
             parse_device(self._device),
         )
         self._is_over = False
+        # How many collectives graphs have, to see whether one has any.
+        self.num_traced = 0
+        self._calls = Calls(cluster, self.recorder)
+        self._calls.start()
 
     def swap(self, own: np.ndarray) -> np.ndarray:
         words = np.pad(own, (0, -own.size % 4)).view(np.int32)
@@ -225,9 +230,11 @@ class TensorFlowWorkers(Workers):
             (joined,) = self.concatenate_rows([moved])
             return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
-    def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
+    def concatenate_numbers(
+        self, numbers: Sequence[Any], what: str = "a comparison"
+    ) -> list[Any]:
         if tf.executing_eagerly():
-            return super().concatenate_numbers(numbers)
+            return super().concatenate_numbers(numbers, what)
         if not numbers:
             return []  # TensorFlow crashes on an empty collective
         with tf.device(self._device):
@@ -247,6 +254,10 @@ class TensorFlowWorkers(Workers):
             ]
 
     def explain(self, error: BaseException) -> BaseException:
+        divergence = self._calls.found_in(error)
+        if divergence is not None:
+            self._is_over = True
+            return divergence
         lost = explained(error, self.cluster, self._timeout)
         self._is_over = self._is_over or lost is not error
         return lost
@@ -263,6 +274,7 @@ class TensorFlowWorkers(Workers):
             raise lost from error
 
     def leave(self, reason: str, failed: bool) -> None:
+        self._calls.stop()
         if self._is_over:
             return
         self._is_over = True
@@ -342,6 +354,7 @@ class TensorFlowWorkers(Workers):
         return rows
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
+        self.num_traced += not tf.executing_eagerly()
         with tf.device("/device:CPU:0"):
             key = tf.convert_to_tensor(size_of(flat)) * _NUM_KINDS + kind
         return {

@@ -76,6 +76,7 @@ class TorchWorkers(Workers):
             silence=min(SILENCE, self._timeout),
             on_loss=self._abort,
         )
+        self._beats.recorder = self.recorder
         self._beats.start()
         self.meetings = Meetings(cluster, self._beats, self.check)
 
@@ -111,21 +112,8 @@ class TorchWorkers(Workers):
 
     def _wait(self, work: Any) -> None:
         """Waits for a collective; the sums of an aborted one are an error."""
-        self._beats.enter()  # without `waiting`, as each step does it
-        try:
-            work.wait()
-        finally:
-            self._beats.exit()
+        work.wait()
         self._check()
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Tells the others that this worker may wait for them, inside."""
-        self._beats.enter()
-        try:
-            yield
-        finally:
-            self._beats.exit()
 
     def _check(self) -> None:
         """Raises if collectives were aborted, also those that GPUs wait for."""
@@ -152,7 +140,7 @@ class TorchWorkers(Workers):
             (self.cluster.num_workers, sent.numel()), dtype=torch.uint8
         )
         if sent.numel():
-            with self.named(), self.waiting():
+            with self.named():
                 self._frames._allgather_base(arrived.reshape(-1), sent).wait()
             self._check_aborted()
         return np.asarray(arrived)
@@ -319,7 +307,7 @@ class TorchWorkers(Workers):
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Turns the error of a failed collective into `WorkerLostError`."""
+        """Turns the error of a failed collective into one that says why."""
         try:
             yield
         except RuntimeError as error:
@@ -333,8 +321,10 @@ class TorchWorkers(Workers):
         is_sign = any(sign in text for sign in _SIGNS)
         return self._lost() if is_sign and not is_known else error
 
-    def _lost(self) -> WorkerLostError:
+    def _lost(self) -> KerasDistError:
         self._has_lost = True
+        if self._beats.apart is not None:
+            return self._beats.apart
         who = self._beats.describe_lost() or (
             "every worker is alive, but not all of them took part within "
             f"{self._timeout:g} seconds"

@@ -57,6 +57,12 @@ class Recorder:
             self._entries.append(entry)
             return entry
 
+    def take_back(self, entry: Entry) -> None:
+        """Removes the last call, which came to nothing."""
+        with self._lock:
+            if self._entries[-1] is entry:
+                self._entries.pop()
+
     def begin_again(self) -> None:
         """Forgets all calls, on all workers, after they were found apart."""
         with self._lock:

@@ -257,11 +257,13 @@ class Workers(ABC):
         joined = ops.concatenate([each[0] for each in everyone], axis=0)
         return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
-    def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
+    def concatenate_numbers(
+        self, numbers: Sequence[Any], what: str = "a comparison"
+    ) -> list[Any]:
         """Returns the integers of all workers, in order."""
         own = np.array([int(number) for number in numbers], np.int64)
         layout = f"{own.size} integers"
-        bodies = self.swap_bytes("numbers", layout, own.tobytes())
+        bodies = self.swap_bytes(what, layout, own.tobytes())
         return list(map(int, np.frombuffer(b"".join(bodies), np.int64)))
 
     def texts(self, text: str) -> list[str]:
@@ -281,9 +283,9 @@ class Workers(ABC):
         own = text if self.cluster.is_chief else ""
         return self.texts(own)[0]
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, layout: str = "nothing") -> None:
         """Waits for all workers, which have to come for the same."""
-        self.swap_bytes(what, "nothing", b"")
+        self.swap_bytes(what, layout, b"")
 
     def swap_bytes(self, what: str, layout: str, own: bytes) -> list[bytes]:
         """Returns the bytes of all workers; sizes may differ."""

@@ -58,7 +58,7 @@ class MadeUp(Workers):
         raise NotImplementedError
 
     def swap_bytes(self, what, layout, own):
-        if what == "numbers":
+        if layout.endswith("integers"):
             numbers = np.frombuffer(own, np.int64).tolist()
             others = [np.array(n) for n in self.others(numbers)]
             told = [each.astype(np.int64).tobytes() for each in others]

@@ -94,7 +94,9 @@ def check_agreement(
     own: Mapping[str, int], more: Sequence[int], workers: Workers
 ) -> list[list[int]]:
     """Compares workers' calls; returns each one's `more`, of equal lengths."""
-    numbers = workers.concatenate_numbers([*own.values(), *more])
+    numbers = workers.concatenate_numbers(
+        [*own.values(), *more], "the arguments of `fit` or a relative"
+    )
     size = len(own) + len(more)
     everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     columns = zip(*(each[: len(own)] for each in everyone), strict=True)

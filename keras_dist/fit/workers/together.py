@@ -129,7 +129,9 @@ class Together(keras.callbacks.Callback):
         own = np.array([np.float32(float(rate)) for rate in rates], "float32")
         stops = int(model.stop_training)
         numbers = [stops, *own.view("int32").tolist()]
-        everyone = self._workers.concatenate_numbers(numbers)
+        everyone = self._workers.concatenate_numbers(
+            numbers, "the beginning or end of an epoch"
+        )
         if any(everyone[:: len(numbers)]):
             model.stop_training = True
         chiefs = np.array(everyone[1 : len(numbers)], "int32").view("float32")
