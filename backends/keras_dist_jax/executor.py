@@ -35,6 +35,7 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.layout import jax_devices
+from keras_dist_jax.layout import mark_even
 from keras_dist_jax.machine import described
 from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import CentralHome
@@ -115,6 +116,10 @@ class JaxExecutor(Executor):
         if isinstance(tensor, jax.core.Tracer):
             return tensor
         return jax.device_put(tensor, target)
+
+    def mark_even(self, value: Any) -> None:
+        if self.layout.is_wide:
+            mark_even(value)
 
     def per_replica(self, values: Sequence[Any]) -> PerReplica:
         trace = current_trace()

@@ -121,6 +121,10 @@ class Layout(ABC):
         """Returns all replicas' shapes of values, by one exchange."""
         return list(shapes)
 
+    def are_even(self, arguments: Sequence[Any]) -> bool:
+        """Tells whether arrays have equal shapes on all workers."""
+        return True
+
     @abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Makes a device the default one for new arrays."""
@@ -357,6 +361,19 @@ class WideLayout(MeshLayout):
         self._workers.meet(f"{name}, to assign it")
         return self._workers.broadcast([value])[0]
 
+    def are_even(self, arguments: Sequence[Any]) -> bool:
+        # Each worker makes the program for the shapes of its own arrays.
+        unknown = [
+            np.shape(each)
+            for each in arguments
+            if np.ndim(each) and _is_local(each) and not is_even(each)
+        ]
+        if not unknown:
+            return True
+        numbers = [n for shape in unknown for n in (len(shape), *shape)]
+        found = self._workers.sizes(numbers)
+        return all(each == numbers for each in found)
+
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         numbers = [n for value in shapes for shape in value for n in shape]
         if not numbers:
@@ -370,6 +387,21 @@ class WideLayout(MeshLayout):
                     tuple(next(rest) for _ in shape) for shape in value
                 )
         return everyones
+
+
+# An attribute of arrays.
+_EVEN = "_keras_dist_even"
+
+
+def mark_even(array: Any) -> None:
+    """Notes that an array has equal shapes on all workers."""
+    if isinstance(array, jax.Array):
+        setattr(array, _EVEN, True)
+
+
+def is_even(array: Any) -> bool:
+    """Tells whether an array is known to have equal shapes on all workers."""
+    return hasattr(array, _EVEN)
 
 
 def _is_local(array: Any) -> bool:

@@ -49,6 +49,10 @@ class _GrownError(Exception):
     """A trace met variables that the program does not take or give."""
 
 
+class UnevenError(Exception):
+    """Workers have arguments of different shapes, so no program serves all."""
+
+
 class Program:
     """A function that runs on the arrays of the variables that it uses."""
 
@@ -101,6 +105,9 @@ class Program:
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
+            several = self._several
+            if self._meets and several and not several.are_even(leaves):
+                raise UnevenError
             gate = self._gate
             if self._several is not None and self._several.is_wide:
                 leaves = [*map(self._widened, leaves)]
