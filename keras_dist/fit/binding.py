@@ -20,6 +20,7 @@ from keras_dist.fit.profile import stop_profiles_of
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
+from keras_dist.fit.workers import drift
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup_parts import refuse_parts
@@ -301,7 +302,9 @@ class Binding:
                     together.take_chiefs_values(
                         keras_internals.all_variables(model), executor.workers
                     )
-                yield
+                    executor.workers.assigned.clear()
+                with drift.in_run(executor.workers):
+                    yield
         except BaseException as error:
             executor.recover(model)
             together.raise_explained(error, executor.workers)
