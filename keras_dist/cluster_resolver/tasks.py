@@ -131,6 +131,7 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
         addresses=addresses,
         coordinator=coordinator,
         restarts=getattr(resolver, "restarts", 0),
+        job=getattr(resolver, "job", ""),
     )
 
 

@@ -196,9 +196,10 @@ def test_coordinator_and_restarts_are_carried():
         "KERAS_DIST_WORKER_INDEX": "1",
         "KERAS_DIST_COORDINATOR": "c:2",
         "KERAS_DIST_RESTARTS": "3",
+        "KERAS_DIST_JOB": "a word",
     }
     assert cluster_of(KerasDistClusterResolver.reading(variables)) == Cluster(
-        1, "a:1", ("a:1", "b:1"), "c:2", 3
+        1, "a:1", ("a:1", "b:1"), "c:2", 3, "a word"
     )
     variables["KERAS_DIST_COORDINATOR"] = "nowhere"
     with pytest.raises(ClusterError, match="coordinator's address .*'nowhere'"):
