@@ -1,5 +1,6 @@
 """Heartbeats: detection of workers that have stopped answering."""
 
+import contextlib
 import threading
 import time
 from abc import ABC
@@ -9,6 +10,11 @@ from collections.abc import Sequence
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import listen
+from keras_dist.joining.addresses import own_host
+from keras_dist.joining.addresses import split
+from keras_dist.joining.pulse import Pulse
+from keras_dist.joining.pulse import has_pulse
 
 # Seconds without a sign of life after which a worker counts as lost.
 SILENCE = 60.0
@@ -40,7 +46,8 @@ class SignsOfLife(ABC):
     """Texts that workers exchange through a `Blackboard`, by two threads.
 
     One writes and reads the board, and may block if the process that serves
-    the board hangs. The other one watches the time.
+    the board hangs. The other one watches the time. A worker whose native code
+    holds Python's lock writes nothing, but has a `Pulse`.
     """
 
     def __init__(
@@ -67,11 +74,22 @@ class SignsOfLife(ABC):
         self._looked = self._woke = self._granted = now
         self._suspension = suspension
         self._is_gone = False
+        self._pulse: Pulse | None = None
+        # The address of each other worker's pulse, as soon as it is known.
+        self._pulses: dict[int, tuple[str, int]] = {}
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Starts the threads; other workers may start theirs later."""
+        own = self._cluster.addresses[self._cluster.index]
+        host = own_host(own, self._cluster.leader)
+        self._pulse = Pulse(listen(f"[{host}]:0"))
+        # At once: native code may hold the lock from now on.
+        with contextlib.suppress(ConnectionError):
+            self.board.write(
+                _pulse_key(self._cluster.index), self._pulse.address
+            )
         for target in (self._exchange, self._watch):
             name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
             thread = threading.Thread(target=target, name=name, daemon=True)
@@ -84,6 +102,8 @@ class SignsOfLife(ABC):
         # aborts the process. But a thread may hang, so joins have a timeout.
         for thread in self._threads:
             thread.join(intervals * self._interval)
+        if self._pulse is not None:
+            self._pulse.close()
 
     def _exchange(self) -> None:
         while not self._over.wait(self._interval):
@@ -96,11 +116,28 @@ class SignsOfLife(ABC):
     def _look(self) -> None:
         """Writes this worker's text, and reads those of the others."""
         self._write()
+        if len(self._pulses) < len(self._others):
+            self._find_pulses()
         texts = self.board.read([_key(other) for other in self._others])
         self._looked = now = time.monotonic()
         for other, text in zip(self._others, texts, strict=True):
             if text not in ("", self._texts[other]):
                 self._texts[other], self._seen[other] = text, now
+
+    def _find_pulses(self) -> None:
+        texts = self.board.read([_pulse_key(other) for other in self._others])
+        self._pulses = {
+            other: split(text)
+            for other, text in zip(self._others, texts, strict=True)
+            if text
+        }
+
+    def _runs(self, index: int) -> bool:
+        """Tells whether a silent worker runs, which is a sign of life."""
+        if index not in self._pulses or not has_pulse(*self._pulses[index]):
+            return False
+        self._seen[index] = time.monotonic()
+        return True
 
     def _write(self) -> None:
         self.board.write(self._key, self._text())
@@ -199,7 +236,9 @@ class Heartbeats(SignsOfLife):
         for index in self._others:
             if self._reason(index):
                 found.append(f"{self._name(index)} {self._reason(index)}")
-            elif self._rounds - self._heard[index] >= _ROUNDS:
+            elif self._rounds - self._heard[
+                index
+            ] >= _ROUNDS and not self._runs(index):
                 found.append(f"{self._name(index)} gives no sign of life")
         if self._is_gone and self._keeper is not None:
             return f"{self._name(self._keeper)} can't be reached"
@@ -244,11 +283,13 @@ class Heartbeats(SignsOfLife):
     def _watch(self) -> None:
         while not self._over.wait(self._interval):
             now = self._now()
-            latest = [self._looked, *self._seen.values()]
-            silent = [now - max(each, self._granted) for each in latest]
-            if silent[0] > self._silence:
+            if now - max(self._looked, self._granted) > self._silence:
                 self._is_gone = True
-            if self._is_gone or max(silent) > self._silence:
+            if self._is_gone or any(
+                now - max(seen, self._granted) > self._silence
+                and not self._runs(index)
+                for index, seen in self._seen.items()
+            ):
                 self._on_loss()
                 return
 
@@ -264,3 +305,7 @@ def lost_error(cluster: Cluster, who: str) -> WorkerLostError:
 
 def _key(index: int) -> str:
     return f"{FOLDER}{index}"
+
+
+def _pulse_key(index: int) -> str:
+    return f"keras_dist/pulse/{index}"
