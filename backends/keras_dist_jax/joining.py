@@ -30,7 +30,7 @@ from keras_dist.errors import WorkerLostError
 from keras_dist.joining import addresses
 from keras_dist.joining.answering import answer_roll
 from keras_dist.joining.answering import facts_of
-from keras_dist.joining.roll_call import Facts
+from keras_dist.joining.answering import open_listener
 from keras_dist_jax import runtime_internals as runtime
 from keras_dist_jax.runtime_internals import drop_clean_up
 from keras_dist_jax.watch import Watch
@@ -134,7 +134,7 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     own = cluster.addresses[cluster.index]
     host = addresses.own_host(own, cluster.leader)
     if cluster.coordinator is None and cluster.is_chief:
-        _start_coordinator(coordinator, facts_of(cluster))
+        _start_coordinator(coordinator, cluster)
     leaving = Leaving(coordinator)
     patience = options.timeout_seconds or START_TIMEOUT
     answer_roll(cluster, patience)
@@ -214,10 +214,11 @@ def check_alone() -> None:
         )
 
 
-def _start_coordinator(address: str, facts: Facts) -> None:
+def _start_coordinator(address: str, cluster: Cluster) -> None:
     """Starts the coordinator, in a process that outlives this one if needed."""
     # The other workers can then say why they end, instead of being aborted.
-    with contextlib.closing(addresses.listen(address)) as listener:
+    facts = dataclasses.asdict(facts_of(cluster))
+    with open_listener(cluster) as listener:
         descriptor = listener.fileno()
         _children.append(
             subprocess.Popen(
@@ -226,7 +227,7 @@ def _start_coordinator(address: str, facts: Facts) -> None:
                     "-m",
                     "keras_dist_jax.coordinator",
                     address,
-                    json.dumps(dataclasses.asdict(facts)),
+                    json.dumps(facts),
                     str(descriptor),
                 ],
                 stdin=subprocess.PIPE,

@@ -24,9 +24,9 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist.joining.addresses import listen
 from keras_dist.joining.addresses import split
 from keras_dist.joining.answering import answer_roll
+from keras_dist.joining.answering import open_listener
 from keras_dist_tensorflow import runtime_internals
 
 # Default seconds that workers wait for one another when they start.
@@ -133,9 +133,8 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
         )
     seconds = options.timeout_seconds or JOINING
     await_names(cluster, seconds)
-    own = cluster.addresses[cluster.index]
     # Where the workers meet, and until then no other process has the port.
-    with listen(own, everywhere=True) as listener:
+    with open_listener(cluster, everywhere=True) as listener:
         listen_to_own_address(cluster)
         answer_roll(cluster, seconds, listener if cluster.is_chief else None)
     silence = min(SILENCE, options.timeout_seconds or SILENCE)

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import WorkerLostError
-from keras_dist.joining.addresses import listen
 from keras_dist.joining.addresses import resolve
 from keras_dist.joining.answering import answer_roll
+from keras_dist.joining.answering import open_listener
 from keras_dist.plugin.heartbeats import Blackboard
 
 
@@ -56,7 +56,7 @@ def rendezvous(
         if cluster.is_chief:
             # Opened here, because a socket that the store opens listens on
             # every interface.
-            listener = stack.enter_context(listen(cluster.leader))
+            listener = stack.enter_context(open_listener(cluster))
         answer_roll(cluster, timeout, listener)
         store = _store(cluster, timeout, listener)
     keys = [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]

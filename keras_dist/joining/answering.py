@@ -14,10 +14,14 @@ import keras
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import listen
 from keras_dist.joining.addresses import resolve
 from keras_dist.joining.roll_call import LONGEST
 from keras_dist.joining.roll_call import Facts
 from keras_dist.joining.roll_call import calling_roll
+
+# Seconds in which one that calls a roll has refused a worker.
+_ASKING = 5.0
 
 
 def facts_of(cluster: Cluster) -> Facts:
@@ -35,6 +39,21 @@ def _word_of(addresses: tuple[str, ...]) -> str:
     return f"{len(addresses)} workers, the first at {addresses[0]} ({number})"
 
 
+def open_listener(cluster: Cluster, everywhere: bool = False) -> socket.socket:
+    """Opens the socket of this worker's own address; see `listen`.
+
+    Raises:
+        ClusterError: If this worker can't listen there. If another process
+            calls a roll at the chief's address, that one says why.
+    """
+    try:
+        return listen(cluster.addresses[cluster.index], everywhere=everywhere)
+    except ClusterError:
+        if cluster.is_chief and cluster.coordinator is None:
+            _Answer(cluster).ask()
+        raise
+
+
 def answer_roll(
     cluster: Cluster, timeout: float, listener: socket.socket | None = None
 ) -> None:
@@ -49,23 +68,23 @@ def answer_roll(
     Raises:
         ClusterError: If this worker is refused, or another one that does not
             fit.
-        WorkerLostError: If not all came in time.
+        WorkerLostError: If not all came in time, or the one that calls the
+            roll ended.
     """
-    facts = facts_of(cluster)
     with contextlib.ExitStack() as stack:
         if listener is not None and cluster.coordinator is None:
-            stack.enter_context(calling_roll(listener, facts))
-        _Answer(cluster, facts).wait(timeout)
+            stack.enter_context(calling_roll(listener, facts_of(cluster)))
+        _Answer(cluster).wait(timeout)
 
 
 class _Answer:
-    def __init__(self, cluster: Cluster, facts: Facts) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._where = cluster.coordinator or cluster.leader
         said = {
             "index": cluster.index,
             "process": f"process {os.getpid()} on {socket.gethostname()}",
-            **dataclasses.asdict(facts),
+            **dataclasses.asdict(facts_of(cluster)),
         }
         self._line = json.dumps(said).encode() + b"\n"
         self._present: set[int] = set()
@@ -77,27 +96,43 @@ class _Answer:
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
             try:
-                with socket.create_connection(
-                    resolve(self._where), left
-                ) as connection:
-                    if self._is_complete(connection, deadline):
-                        return
+                if self._is_complete(deadline):
+                    return
             except TimeoutError:
                 continue
             except OSError:  # nothing listens there yet
                 pass
-            # Workers that were present have to connect again.
-            self._present.clear()
+            if self._present:
+                # Another one that calls a roll there may be of a later start.
+                has_coordinator = self._cluster.coordinator is not None
+                who = "the coordinator" if has_coordinator else "worker 0"
+                raise self._incomplete(
+                    f": {who} at {self._where} ended before that."
+                )
             time.sleep(min(0.2, left))
-        raise self._never_came(timeout)
+        raise self._incomplete(f" within {timeout:g} seconds.{self._hint()}")
 
-    def _is_complete(self, connection: socket.socket, deadline: float) -> bool:
-        """Tells whether all workers came before this connection ended."""
-        self._has_met = True
-        connection.sendall(self._line)
-        with connection.makefile("rb") as lines:
+    def ask(self) -> None:
+        """Raises the reason if who calls the roll there refuses this worker."""
+        with contextlib.suppress(OSError):
+            self._is_complete(time.monotonic() + _ASKING)
+
+    def _is_complete(self, deadline: float) -> bool:
+        """Tells whether all workers came before the connection ended."""
+
+        def left() -> float:
+            return max(deadline - time.monotonic(), 0.01)
+
+        with (
+            socket.create_connection(
+                resolve(self._where), left()
+            ) as connection,
+            connection.makefile("rb") as lines,
+        ):
+            self._has_met = True
+            connection.sendall(self._line)
             while True:
-                connection.settimeout(max(deadline - time.monotonic(), 0.01))
+                connection.settimeout(left())
                 told = _parsed(lines.readline(LONGEST))
                 if "refused" in told:
                     raise ClusterError(told["refused"])
@@ -106,30 +141,31 @@ class _Answer:
                 self._present = set(told["present"])
                 self._turned_away = told["turned_away"]
 
-    def _never_came(self, timeout: float) -> WorkerLostError:
-        cluster, where = self._cluster, self._where
+    def _hint(self) -> str:
+        if self._turned_away:
+            return f" Turned away: {'; '.join(self._turned_away)}."
+        if self._present:
+            return ""
+        what = "Nothing answered"
+        if self._has_met:
+            what = (
+                "Something answered that is no worker of this job, which may "
+                "be a job that runs already,"
+            )
+        return f" {what} at {self._where}, where workers join the cluster."
+
+    def _incomplete(self, when: str) -> WorkerLostError:
+        cluster = self._cluster
         missing = [
             f"worker {index} ({address})" if address else f"worker {index}"
             for index, address in enumerate(cluster.addresses)
             if index not in self._present and index != cluster.index
         ]
-        met = ""
-        if self._turned_away:
-            met = f" Turned away: {'; '.join(self._turned_away)}."
-        elif not self._present:
-            what = (
-                "Something answered that is no worker of this job, which may "
-                "be a job that runs already,"
-                if self._has_met
-                else "Nothing answered"
-            )
-            met = f" {what} at {where}, where workers join the cluster."
         return WorkerLostError(
-            f"Not all workers joined within {timeout:g} seconds.{met} Missing: "
-            f"{', '.join(missing)}. Expected: {cluster.num_workers} workers "
-            "that run the same script. Check whether the missing workers were "
-            "started, what they printed, and whether they can reach that "
-            "address."
+            f"Not all workers joined{when} Missing: {', '.join(missing)}. "
+            f"Expected: {cluster.num_workers} workers that run the same "
+            "script. Check whether the missing workers were started, what they "
+            "printed, and whether they can reach that address."
         )
 
 

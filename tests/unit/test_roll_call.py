@@ -16,13 +16,14 @@ from keras_dist.errors import WorkerLostError
 from keras_dist.joining.addresses import listen
 from keras_dist.joining.answering import answer_roll
 from keras_dist.joining.answering import facts_of
+from keras_dist.joining.answering import open_listener
 from keras_dist.joining.roll_call import Facts
 from keras_dist.joining.roll_call import call_roll
 from keras_dist.joining.roll_call import calling_roll
 from keras_dist.launch.addresses import free_addresses
 
 FACTS = Facts(job="job 7", workers=2, backend="jax")
-LIMIT = 100
+LIMIT = 30
 
 
 def said(index, process=None, **others):
@@ -242,8 +243,8 @@ def test_something_else_answers():
         assert wait() is None
 
 
-def test_who_left_the_roll_call_is_missing():
-    """Workers 0 and 2 were there when the one who called it ended."""
+def test_the_one_who_calls_the_roll_ends():
+    """Its next start may be of a later job, which is not joined."""
     worker = cluster(2, number=3)
     with listen(worker.leader) as listener:
 
@@ -252,16 +253,37 @@ def test_who_left_the_roll_call_is_missing():
             with connection:
                 connection.recv(1000)
                 connection.sendall(b'{"present": [0, 2], "turned_away": []}\n')
-            listener.close()
 
         wait = in_thread(call)
         with pytest.raises(WorkerLostError) as caught:
-            answer_roll(worker, 2.0)
+            answer_roll(worker, LIMIT)
         assert wait() is None
-    address = worker.leader
-    assert f"Missing: worker 0 ({address}), worker 1 (other:1)" in str(
-        caught.value
-    )
+    text = str(caught.value)
+    assert f"joined: worker 0 at {worker.leader} ended" in text
+    assert "Missing: worker 1 (other:1). " in text
+
+
+@pytest.mark.parametrize("job", ["job 7", "job 8"])
+def test_a_second_chief_learns_who_is_there(job):
+    chief = cluster(0)
+    second = dataclasses.replace(chief, job=job)
+    # It is another process, in fact.
+    line = said(0, "process 5", **dataclasses.asdict(facts_of(chief)))
+    with (
+        listen(chief.leader) as listener,
+        calling_roll(listener, facts_of(chief)),
+        contextlib.closing(Caller(listener.getsockname(), line)) as first,
+    ):
+        assert first.hears("present") == [0]
+        with pytest.raises(ClusterError) as caught:
+            open_listener(second)
+        if job == "job 7":
+            assert first.hears("refused") in str(caught.value)
+    told = {
+        "job 7": "Two processes are worker 0 of 'job 7'. Received: process 5,",
+        "job 8": "Received: worker 0 of 'job 8', process",
+    }
+    assert told[job] in str(caught.value)
 
 
 def test_without_a_word_the_addresses_stand_for_the_job():
