@@ -234,11 +234,10 @@ class Heartbeats(SignsOfLife):
         self._wait_for_rounds(2 * _ROUNDS)
         found = []
         for index in self._others:
+            is_silent = self._rounds - self._heard[index] >= _ROUNDS
             if self._reason(index):
                 found.append(f"{self._name(index)} {self._reason(index)}")
-            elif self._rounds - self._heard[
-                index
-            ] >= _ROUNDS and not self._runs(index):
+            elif is_silent and not self._runs(index):
                 found.append(f"{self._name(index)} gives no sign of life")
         if self._is_gone and self._keeper is not None:
             return f"{self._name(self._keeper)} can't be reached"
