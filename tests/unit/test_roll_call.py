@@ -68,7 +68,9 @@ def roll():
     """A roll call of two workers: its thread, and a callable for answers."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen("127.0.0.1:0"))
-        thread = threading.Thread(target=call_roll, args=(listener, FACTS))
+        thread = threading.Thread(
+            target=call_roll, args=(listener, FACTS), daemon=True
+        )
         thread.start()
         stack.callback(thread.join, timeout=LIMIT)
 
