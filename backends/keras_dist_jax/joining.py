@@ -84,6 +84,8 @@ class Leaving:
     def _aborting(self) -> None:
         """Blocks a thread that aborts because the coordinator is lost."""
         if self.watch is None or not self.watch.is_cut_off:
+            if self.watch is not None:
+                self.watch.end_if_apart()
             with contextlib.suppress(OSError):
                 address = addresses.resolve(self._coordinator)
                 socket.create_connection(address, timeout=2).close()

@@ -6,15 +6,19 @@ import time
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 from keras_dist.core.plan import Cluster
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError
 from keras_dist.joining.addresses import listen
 from keras_dist.joining.addresses import own_host
 from keras_dist.joining.addresses import split
 from keras_dist.joining.pulse import Pulse
 from keras_dist.joining.pulse import has_pulse
+from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import apart
 
 # Seconds without a sign of life after which a worker counts as lost.
 SILENCE = 60.0
@@ -23,8 +27,9 @@ INTERVAL = 0.5
 FOLDER = "keras_dist/beat/"
 # Exchanges without a sign of life after which a worker is named as lost.
 _ROUNDS = 4
-# In the text of a worker that waits for others, before the number of the wait.
-_WAITS = "w"
+# Seconds for which workers have to be at different calls, until they count as
+# apart: those that exchange values find out themselves, with an error on each.
+_APART = 2.0
 
 
 class Blackboard(ABC):
@@ -46,9 +51,13 @@ class SignsOfLife(ABC):
     """Texts that workers exchange through a `Blackboard`, by two threads.
 
     One writes and reads the board, and may block if the process that serves
-    the board hangs. The other one watches the time. A worker whose native code
-    holds Python's lock writes nothing, but has a `Pulse`.
+    the board hangs. The other one watches the time. A text begins with a line
+    about the worker's calls. A worker whose native code holds Python's lock
+    writes nothing, but has a `Pulse`.
     """
+
+    # What this worker does together with the others.
+    recorder: Recorder | None = None
 
     def __init__(
         self,
@@ -77,6 +86,10 @@ class SignsOfLife(ABC):
         self._pulse: Pulse | None = None
         # The address of each other worker's pulse, as soon as it is known.
         self._pulses: dict[int, tuple[str, int]] = {}
+        # The error of workers that wait in different calls, and since when
+        # they are.
+        self.apart: ReplicaDivergenceError | None = None
+        self._apart_since: float | None = None
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -118,11 +131,14 @@ class SignsOfLife(ABC):
         self._write()
         if len(self._pulses) < len(self._others):
             self._find_pulses()
-        texts = self.board.read([_key(other) for other in self._others])
+        found = self.board.read([_key(other) for other in self._others])
         self._looked = now = time.monotonic()
-        for other, text in zip(self._others, texts, strict=True):
+        calls: dict[int, str] = {}
+        for other, lines in zip(self._others, found, strict=True):
+            calls[other], _, text = lines.partition("\n")
             if text not in ("", self._texts[other]):
                 self._texts[other], self._seen[other] = text, now
+        self._compare(calls)
 
     def _find_pulses(self) -> None:
         texts = self.board.read([_pulse_key(other) for other in self._others])
@@ -140,19 +156,30 @@ class SignsOfLife(ABC):
         return True
 
     def _write(self) -> None:
-        self.board.write(self._key, self._text())
+        self._put_text(self._text())
 
-    @abstractmethod
-    def enter(self) -> None:
-        """Notes that this worker may wait for others from now on."""
+    def _put_text(self, text: str) -> None:
+        calls = "" if self.recorder is None else self.recorder.told()
+        self.board.write(self._key, f"{calls}\n{text}")
 
-    @abstractmethod
-    def exit(self) -> None:
-        """Notes that this worker no longer waits for others."""
-
-    @abstractmethod
-    def wait_of(self, index: int) -> str:
-        """Returns a name of another worker's wait for others, or ""."""
+    def _compare(self, calls: Mapping[int, str]) -> None:
+        """Notes that workers have been at different calls for a while."""
+        if self.recorder is None or self.apart is not None:
+            return
+        found = {i: self.recorder.apart_from(told) for i, told in calls.items()}
+        pairs = {index: pair for index, pair in found.items() if pair}
+        if not pairs:
+            self._apart_since = None
+            return
+        now = time.monotonic()
+        if self._apart_since is None:
+            self._apart_since = now
+        if now - self._apart_since < _APART:
+            return
+        texts = [""] * self._cluster.num_workers
+        for index, (own, theirs) in pairs.items():
+            texts[self._cluster.index], texts[index] = own, theirs
+        self.apart = apart([(text, "") for text in texts])
 
     @abstractmethod
     def _text(self) -> str:
@@ -179,7 +206,8 @@ class Heartbeats(SignsOfLife):
     """Signs of life that tell when a worker was silent for too long.
 
     If the board can't be reached, its `keeper` is lost: the worker that serves
-    it, or `None`. A loss calls `on_loss` once, in a thread.
+    it, or `None`. A loss, or workers that are apart, call `on_loss` once, in a
+    thread.
     """
 
     def __init__(
@@ -200,18 +228,6 @@ class Heartbeats(SignsOfLife):
         # The number of exchanges, and of that at which a text changed last.
         self._rounds = 0
         self._heard = dict.fromkeys(self._others, 0)
-        # How many waits for others this worker began, and is in.
-        self._waits = self._depth = 0
-
-    def enter(self) -> None:
-        self._waits += not self._depth
-        self._depth += 1
-
-    def exit(self) -> None:
-        self._depth -= 1
-
-    def wait_of(self, index: int) -> str:
-        return self._texts[index].partition(" ")[0].partition(_WAITS)[2]
 
     def stop(self, reason: str, patience: float) -> None:
         """Tells the other workers why this one ends; waits for them to end."""
@@ -261,8 +277,7 @@ class Heartbeats(SignsOfLife):
             self._is_gone = True
 
     def _text(self) -> str:
-        wait = f"{_WAITS}{self._waits}" if self._depth else ""
-        return f"{self._rounds}{wait} {self._own_reason}"
+        return f"{self._rounds} {self._own_reason}"
 
     def _look(self) -> None:
         super()._look()
@@ -284,11 +299,12 @@ class Heartbeats(SignsOfLife):
             now = self._now()
             if now - max(self._looked, self._granted) > self._silence:
                 self._is_gone = True
-            if self._is_gone or any(
+            is_lost = self._is_gone or any(
                 now - max(seen, self._granted) > self._silence
                 and not self._runs(index)
                 for index, seen in self._seen.items()
-            ):
+            )
+            if is_lost or self.apart is not None:
                 self._on_loss()
                 return
 

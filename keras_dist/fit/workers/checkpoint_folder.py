@@ -16,7 +16,6 @@ from typing import Any
 
 from keras_dist.errors import ClusterError
 from keras_dist.fit.workers.together import written_beside
-from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.workers import Workers
 
 _INDEX = "checkpoint.json"
@@ -66,7 +65,7 @@ class CheckpointFolder:
     def _make_parts(self, patience: float) -> tuple[str, list[int]]:
         """Returns the path of a new folder, and who does not see it."""
         if self._workers is not None:
-            name = chiefs_text(_PREFIX + secrets.token_hex(8), self._workers)
+            name = self._workers.chiefs_text(_PREFIX + secrets.token_hex(8))
         else:
             name = _PREFIX + secrets.token_hex(8)
         parts = os.path.join(self.path, name)

@@ -94,7 +94,9 @@ def check_agreement(
     own: Mapping[str, int], more: Sequence[int], workers: Workers
 ) -> list[list[int]]:
     """Compares workers' calls; returns each one's `more`, of equal lengths."""
-    numbers = workers.concatenate_numbers([*own.values(), *more])
+    numbers = workers.concatenate_numbers(
+        [*own.values(), *more], "the arguments of `fit` or a relative"
+    )
     size = len(own) + len(more)
     everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     columns = zip(*(each[: len(own)] for each in everyone), strict=True)
@@ -185,7 +187,7 @@ class Entry:
         everyone = check_agreement(own, more, self._workers)
         codes, have_callbacks, *seen = zip(*everyone, strict=True)
         if len(set(codes)) > 1:
-            state = randomness.chiefs_text(state, self._workers)
+            state = self._workers.chiefs_text(state)
             randomness.set_random_state(backend, state)
         if same_data.is_wanted():
             same_data.compare(

@@ -16,7 +16,6 @@ from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
-from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.workers import Workers
 
 _NOTES = "keras_dist"
@@ -57,7 +56,7 @@ def restore_state(
         )
     text = json.dumps(_read_notes(path) if found else None)
     if workers is not None:
-        text = chiefs_text(text, workers)
+        text = workers.chiefs_text(text)
     notes: dict[str, Any] | None = json.loads(text)
     if notes is None:
         return None

@@ -19,7 +19,6 @@ from keras_dist.fit.plain_models import strategy_of
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import KeepsParts
-from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.on_read import SyncOnReadVariable
 
@@ -130,7 +129,9 @@ class Together(keras.callbacks.Callback):
         own = np.array([np.float32(float(rate)) for rate in rates], "float32")
         stops = int(model.stop_training)
         numbers = [stops, *own.view("int32").tolist()]
-        everyone = self._workers.concatenate_numbers(numbers)
+        everyone = self._workers.concatenate_numbers(
+            numbers, "the beginning or end of an epoch"
+        )
         if any(everyone[:: len(numbers)]):
             model.stop_training = True
         chiefs = np.array(everyone[1 : len(numbers)], "int32").view("float32")
@@ -163,7 +164,7 @@ def check_alike(
     everyone = workers.concatenate_numbers([len(variables), code, number])
     if len(set(everyone[::3])) == len(set(everyone[1::3])) == 1:
         return everyone[2::3]
-    texts = everyones_texts(json.dumps(described), workers)
+    texts = workers.texts(json.dumps(described))
     first, *others = [json.loads(text) for text in texts]
     index, other = next(
         (index, other)
