@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import secrets
 import socket
 import time
 from typing import Any
@@ -83,6 +84,7 @@ class _Answer:
         self._where = cluster.coordinator or cluster.leader
         said = {
             "index": cluster.index,
+            "token": secrets.token_hex(8),
             "process": f"process {os.getpid()} on {socket.gethostname()}",
             **dataclasses.asdict(facts_of(cluster)),
         }

@@ -61,6 +61,7 @@ class _Worker(NamedTuple):
 
     connection: socket.socket
     process: str
+    token: Any  # that no other process has
 
 
 def call_roll(
@@ -122,7 +123,7 @@ class _Roll:
                 self._unnamed.append(connection)
             self._tell_news()
         self._tell_all(go=True)
-        for connection, _ in self._present.values():
+        for connection, *_ in self._present.values():
             # The side that closes first keeps the address in use for a while.
             # That must be the worker, as the framework's service takes it.
             connection.settimeout(5)
@@ -149,7 +150,7 @@ class _Roll:
             connection.close()
         elif differing:
             self._refuse_all(connection, self._misfit(said, differing))
-        elif there is not None and there.process != process:
+        elif there is not None and there.token != said.get("token"):
             self._refuse_all(
                 connection,
                 f"Two processes are worker {index} of {self._facts.job!r}. "
@@ -158,7 +159,9 @@ class _Roll:
                 "are left from an earlier start.",
             )
         else:
-            self._present[index] = _Worker(connection, process)
+            token = said.get("token")
+            self._present[index] = _Worker(connection, process, token)
+            self._told = {}
 
     def _of_another_job(self, who: str) -> str:
         host, port, *_ = self._listener.getsockname()

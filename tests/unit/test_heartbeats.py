@@ -44,7 +44,7 @@ class OneOfTwoLives(Blackboard):
         pass
 
     def read(self, keys):
-        new = str(next(self.beats))
+        new = f"\n{next(self.beats)}"
         return [new if key.endswith("beat/1") else "" for key in keys]
 
 
@@ -140,7 +140,7 @@ def test_a_silent_worker_that_runs_is_not_lost(runs):
     with listen("127.0.0.1:0") as listener:
         other = Pulse(listener)
     board.texts["keras_dist/pulse/1"] = other.address
-    board.texts["keras_dist/beat/1"] = "1 "
+    board.texts["keras_dist/beat/1"] = "\n1 "
     if not runs:
         other.close()
     first.start()

@@ -31,6 +31,7 @@ def said(index, process=None, **others):
     line = {
         "index": index,
         "process": process or f"process {index}",
+        "token": process,
         **dataclasses.asdict(FACTS),
         **others,
     }
