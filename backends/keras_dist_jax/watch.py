@@ -279,7 +279,7 @@ class Watch(SignsOfLife):
                 )
             elif kind == _LEFT and ended:
                 found[index] = _Reason("has ended already")
-            elif kind == _LIVES and silent > silence:
+            elif kind == _LIVES and silent > silence and not self._runs(index):
                 found[index] = _Reason(
                     f"died, or has not answered for {silent:.0f} seconds"
                 )

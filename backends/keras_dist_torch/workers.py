@@ -13,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from keras_dist.core.addresses import own_host
 from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
@@ -22,6 +21,7 @@ from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import own_host
 from keras_dist.plugin.heartbeats import SILENCE
 from keras_dist.plugin.heartbeats import Heartbeats
 from keras_dist.plugin.meetings import Meetings
@@ -91,8 +91,9 @@ class TorchWorkers(Workers):
             settings = kind._Options()
             # By default gloo listens at the address that the host name
             # resolves to, which may not be the worker's.
-            own = kind.create_device(hostname=own_host(cluster))
-            settings._devices = [own]
+            own = cluster.addresses[cluster.index]
+            host = own_host(own, cluster.leader)
+            settings._devices = [kind.create_device(hostname=host)]
         settings._timeout = datetime.timedelta(seconds=self._timeout)
         return kind(store, cluster.index, cluster.num_workers, settings)
 

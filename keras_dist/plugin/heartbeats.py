@@ -1,5 +1,6 @@
 """Heartbeats: detection of workers that have stopped answering."""
 
+import contextlib
 import threading
 import time
 from abc import ABC
@@ -11,6 +12,11 @@ from collections.abc import Sequence
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import listen
+from keras_dist.joining.addresses import own_host
+from keras_dist.joining.addresses import split
+from keras_dist.joining.pulse import Pulse
+from keras_dist.joining.pulse import has_pulse
 from keras_dist.plugin.recorder import Recorder
 from keras_dist.plugin.recorder import apart
 
@@ -46,7 +52,8 @@ class SignsOfLife(ABC):
 
     One writes and reads the board, and may block if the process that serves
     the board hangs. The other one watches the time. A text begins with a line
-    about the worker's calls.
+    about the worker's calls. A worker whose native code holds Python's lock
+    writes nothing, but has a `Pulse`.
     """
 
     # What this worker does together with the others.
@@ -76,6 +83,9 @@ class SignsOfLife(ABC):
         self._looked = self._woke = self._granted = now
         self._suspension = suspension
         self._is_gone = False
+        self._pulse: Pulse | None = None
+        # The address of each other worker's pulse, as soon as it is known.
+        self._pulses: dict[int, tuple[str, int]] = {}
         # The error of workers that wait in different calls, and since when
         # they are.
         self.apart: ReplicaDivergenceError | None = None
@@ -85,6 +95,14 @@ class SignsOfLife(ABC):
 
     def start(self) -> None:
         """Starts the threads; other workers may start theirs later."""
+        own = self._cluster.addresses[self._cluster.index]
+        host = own_host(own, self._cluster.leader)
+        self._pulse = Pulse(listen(f"[{host}]:0"))
+        # At once: native code may hold the lock from now on.
+        with contextlib.suppress(ConnectionError):
+            self.board.write(
+                _pulse_key(self._cluster.index), self._pulse.address
+            )
         for target in (self._exchange, self._watch):
             name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
             thread = threading.Thread(target=target, name=name, daemon=True)
@@ -97,6 +115,8 @@ class SignsOfLife(ABC):
         # aborts the process. But a thread may hang, so joins have a timeout.
         for thread in self._threads:
             thread.join(intervals * self._interval)
+        if self._pulse is not None:
+            self._pulse.close()
 
     def _exchange(self) -> None:
         while not self._over.wait(self._interval):
@@ -109,6 +129,8 @@ class SignsOfLife(ABC):
     def _look(self) -> None:
         """Writes this worker's text, and reads those of the others."""
         self._write()
+        if len(self._pulses) < len(self._others):
+            self._find_pulses()
         found = self.board.read([_key(other) for other in self._others])
         self._looked = now = time.monotonic()
         calls: dict[int, str] = {}
@@ -117,6 +139,21 @@ class SignsOfLife(ABC):
             if text not in ("", self._texts[other]):
                 self._texts[other], self._seen[other] = text, now
         self._compare(calls)
+
+    def _find_pulses(self) -> None:
+        texts = self.board.read([_pulse_key(other) for other in self._others])
+        self._pulses = {
+            other: split(text)
+            for other, text in zip(self._others, texts, strict=True)
+            if text
+        }
+
+    def _runs(self, index: int) -> bool:
+        """Tells whether a silent worker runs, which is a sign of life."""
+        if index not in self._pulses or not has_pulse(*self._pulses[index]):
+            return False
+        self._seen[index] = time.monotonic()
+        return True
 
     def _write(self) -> None:
         self._put_text(self._text())
@@ -213,9 +250,10 @@ class Heartbeats(SignsOfLife):
         self._wait_for_rounds(2 * _ROUNDS)
         found = []
         for index in self._others:
+            is_silent = self._rounds - self._heard[index] >= _ROUNDS
             if self._reason(index):
                 found.append(f"{self._name(index)} {self._reason(index)}")
-            elif self._rounds - self._heard[index] >= _ROUNDS:
+            elif is_silent and not self._runs(index):
                 found.append(f"{self._name(index)} gives no sign of life")
         if self._is_gone and self._keeper is not None:
             return f"{self._name(self._keeper)} can't be reached"
@@ -259,11 +297,13 @@ class Heartbeats(SignsOfLife):
     def _watch(self) -> None:
         while not self._over.wait(self._interval):
             now = self._now()
-            latest = [self._looked, *self._seen.values()]
-            silent = [now - max(each, self._granted) for each in latest]
-            if silent[0] > self._silence:
+            if now - max(self._looked, self._granted) > self._silence:
                 self._is_gone = True
-            is_lost = self._is_gone or max(silent) > self._silence
+            is_lost = self._is_gone or any(
+                now - max(seen, self._granted) > self._silence
+                and not self._runs(index)
+                for index, seen in self._seen.items()
+            )
             if is_lost or self.apart is not None:
                 self._on_loss()
                 return
@@ -280,3 +320,7 @@ def lost_error(cluster: Cluster, who: str) -> WorkerLostError:
 
 def _key(index: int) -> str:
     return f"{FOLDER}{index}"
+
+
+def _pulse_key(index: int) -> str:
+    return f"keras_dist/pulse/{index}"
