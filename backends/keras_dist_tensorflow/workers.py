@@ -16,6 +16,7 @@ from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
+from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.calls import Calls
@@ -69,7 +70,8 @@ class TensorFlowWorkers(Workers):
         # How many collectives graphs have, to see whether one has any.
         self.num_traced = 0
         self._calls = Calls(cluster, self.recorder)
-        self._calls.start()
+        self._calls.start(has_pulse=False)
+        self.meetings = Meetings(cluster, self._calls, self._check)
 
     def swap(self, own: np.ndarray) -> np.ndarray:
         words = np.pad(own, (0, -own.size % 4)).view(np.int32)
@@ -261,6 +263,11 @@ class TensorFlowWorkers(Workers):
         lost = explained(error, self.cluster, self._timeout)
         self._is_over = self._is_over or lost is not error
         return lost
+
+    def _check(self, in_background: bool) -> None:
+        """Raises if workers are known to be at different calls."""
+        if self._calls.apart is not None:
+            raise self._calls.apart
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:

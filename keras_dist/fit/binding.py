@@ -20,6 +20,7 @@ from keras_dist.fit.profile import stop_profiles_of
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
+from keras_dist.fit.workers import chief_saves
 from keras_dist.fit.workers import drift
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import together
@@ -29,7 +30,6 @@ from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.chief_only import check_all_come
-from keras_dist.plugin.chief_only import saving
 from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.adoption import adopt
@@ -143,8 +143,9 @@ class Binding:
         # A layer with a trainer mixed in has no methods for saving.
         is_saved = isinstance(model, keras.Model)
         if is_saved and executor.workers is not None:
-            for name in together.SAVING:
-                replacements[name] = self._saving_method(name)
+            chief_saves.install()
+            for name in chief_saves.METHODS:
+                replacements[name] = chief_saves.method_of(model, name)
         if isinstance(executor, StepRunner):
             replacements |= step_overrides(model, executor, self.strategy)
         replacements |= executor.bind(model)
@@ -262,17 +263,6 @@ class Binding:
         entry_point.__name__ = name
         entry_point.__doc__ = getattr(type(self.model), name).__doc__
         return entry_point
-
-    def _saving_method(self, name: str) -> Callable[..., None]:
-        def method(*args: Any, **kwargs: Any) -> None:
-            workers = self.strategy.executor.workers
-            assert workers is not None
-            with saving(), together.readable_by_chief(self.model):
-                together.save(self.model, name, workers, *args, **kwargs)
-
-        method.__name__ = name
-        method.__doc__ = getattr(type(self.model), name).__doc__
-        return method
 
     @contextlib.contextmanager
     def _running(

@@ -6,7 +6,6 @@ import time
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
-from collections.abc import Mapping
 from collections.abc import Sequence
 
 from keras_dist.core.plan import Cluster
@@ -77,6 +76,8 @@ class SignsOfLife(ABC):
         # The last text of each other worker, and when that was first seen.
         self._texts = dict.fromkeys(self._others, "")
         self._seen = dict.fromkeys(self._others, now)
+        # What each other worker told last of its calls.
+        self._calls = dict.fromkeys(self._others, "")
         # The times of the last exchange, of the last look at the clock, and of
         # the last one after which this process was suspended itself, so that
         # no other one is to blame for silence before.
@@ -93,8 +94,17 @@ class SignsOfLife(ABC):
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
+    def start(self, has_pulse: bool = True) -> None:
         """Starts the threads; other workers may start theirs later."""
+        if has_pulse:
+            self._start_pulse()
+        for target in (self._exchange, self._watch):
+            name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _start_pulse(self) -> None:
         own = self._cluster.addresses[self._cluster.index]
         host = own_host(own, self._cluster.leader)
         self._pulse = Pulse(listen(f"[{host}]:0"))
@@ -103,11 +113,6 @@ class SignsOfLife(ABC):
             self.board.write(
                 _pulse_key(self._cluster.index), self._pulse.address
             )
-        for target in (self._exchange, self._watch):
-            name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
-            thread = threading.Thread(target=target, name=name, daemon=True)
-            self._threads.append(thread)
-            thread.start()
 
     def _end_threads(self, intervals: int = 4) -> None:
         self._over.set()
@@ -129,16 +134,15 @@ class SignsOfLife(ABC):
     def _look(self) -> None:
         """Writes this worker's text, and reads those of the others."""
         self._write()
-        if len(self._pulses) < len(self._others):
+        if self._pulse and len(self._pulses) < len(self._others):
             self._find_pulses()
         found = self.board.read([_key(other) for other in self._others])
         self._looked = now = time.monotonic()
-        calls: dict[int, str] = {}
         for other, lines in zip(self._others, found, strict=True):
-            calls[other], _, text = lines.partition("\n")
+            self._calls[other], _, text = lines.partition("\n")
             if text not in ("", self._texts[other]):
                 self._texts[other], self._seen[other] = text, now
-        self._compare(calls)
+        self._compare()
 
     def _find_pulses(self) -> None:
         texts = self.board.read([_pulse_key(other) for other in self._others])
@@ -162,11 +166,12 @@ class SignsOfLife(ABC):
         calls = "" if self.recorder is None else self.recorder.told()
         self.board.write(self._key, f"{calls}\n{text}")
 
-    def _compare(self, calls: Mapping[int, str]) -> None:
+    def _compare(self) -> None:
         """Notes that workers have been at different calls for a while."""
         if self.recorder is None or self.apart is not None:
             return
-        found = {i: self.recorder.apart_from(told) for i, told in calls.items()}
+        calls = self._calls.items()
+        found = {i: self.recorder.apart_from(told) for i, told in calls}
         pairs = {index: pair for index, pair in found.items() if pair}
         if not pairs:
             self._apart_since = None
@@ -180,6 +185,11 @@ class SignsOfLife(ABC):
         for index, (own, theirs) in pairs.items():
             texts[self._cluster.index], texts[index] = own, theirs
         self.apart = apart([(text, "") for text in texts])
+
+    def call_ahead(self, index: int) -> str:
+        """Returns the call of a worker that has made more than this one."""
+        told = self._calls[index]
+        return "" if self.recorder is None else self.recorder.ahead_in(told)
 
     @abstractmethod
     def _text(self) -> str:

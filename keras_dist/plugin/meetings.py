@@ -7,18 +7,23 @@ background can do it while others train.
 import contextlib
 import time
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
-from keras_dist.errors import WorkerLostError
+from keras_dist.errors import KerasDistError
 from keras_dist.plugin.heartbeats import SignsOfLife
 from keras_dist.plugin.heartbeats import lost_error
+from keras_dist.plugin.recorder import apart
 
 _TEXTS = "keras_dist/texts/"
+_SAID = "keras_dist/said/"
 # Before the text of a worker, and in place of it.
 _DONE, _FAILED = "+", "-"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+# Seconds for which a chief that waits for this worker may still come.
+_AHEAD = 2.0
 
 
 class Meetings:
@@ -62,24 +67,80 @@ class Meetings:
             with contextlib.suppress(Exception):
                 board.write(own, _FAILED)
             raise
-        try:
+        with self._connected():
             board.write(own, _DONE + text)
             texts = self._texts(keys)
-        except ConnectionError as error:
-            raise lost_error(self._cluster, str(error)) from error
         if _FAILED in texts:
             raise could_not(texts.index(_FAILED), what)
         return [each.removeprefix(_DONE) for each in texts]
+
+    def say(self, name: str, text: str) -> None:
+        """Writes a text for all workers, who may read it later."""
+        with self._connected():
+            self._signs.board.write(f"{_SAID}{name}", text)
+
+    def hear(self, name: str, what: str, patience: float) -> str:
+        """Waits for the text that the chief says, while it is there for it.
+
+        Args:
+            name: String, the name of the text.
+            what: String, what this worker is at, for errors.
+            patience: Float, seconds to wait for a chief that is at work.
+
+        Raises:
+            ReplicaDivergenceError: If the chief waits for this worker.
+            WorkerLostError: If the chief is lost, or says nothing in time.
+        """
+        pause, start = _FIRST_PAUSE, time.monotonic()
+        ahead = start  # when the chief began to wait for this worker
+        while True:
+            lost = self._lost()
+            # After the check: the chief may say it, and then end.
+            with self._connected():
+                (text,) = self._signs.board.read([f"{_SAID}{name}"])
+            if text:
+                return text
+            if lost is not None:
+                raise lost
+            now = time.monotonic()
+            call = self._signs.call_ahead(0)
+            if not call:
+                ahead = now
+            elif now - ahead > _AHEAD:
+                raise apart([(call, ""), *self._own(what)])
+            if now - start > patience:
+                raise lost_error(
+                    self._cluster,
+                    f"worker 0 has not come to {what} for {patience:g} seconds",
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _own(self, what: str) -> list[tuple[str, str]]:
+        others = range(1, self._cluster.num_workers)
+        own = self._cluster.index
+        return [(what if index == own else "", "") for index in others]
+
+    def _lost(self) -> KerasDistError | None:
+        """Returns the error of lost workers, or of those that are apart."""
+        try:
+            self._check(True)
+        except KerasDistError as error:
+            return error
+        return None
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionError as error:
+            raise lost_error(self._cluster, str(error)) from error
 
     def _texts(self, keys: Sequence[str]) -> list[str]:
         """Waits for all texts."""
         pause = _FIRST_PAUSE
         while True:
-            lost: WorkerLostError | None = None
-            try:
-                self._check(True)
-            except WorkerLostError as error:
-                lost = error
+            lost = self._lost()
             # After the check: a worker may write, and then end.
             texts = self._signs.board.read(keys)
             if all(texts):

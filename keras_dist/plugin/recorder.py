@@ -47,6 +47,8 @@ class Recorder:
         self._round = 0
         self._entries: deque[Entry] = deque(maxlen=_KEPT)
         self._entries.append(_START)
+        # How often `count` was asked since a call.
+        self._asked = _START, 0
 
     def note(self, call: Call) -> Entry:
         """Records a call that this worker makes now."""
@@ -75,6 +77,16 @@ class Recorder:
         """The words of the last call."""
         return self._entries[-1].text
 
+    def count(self) -> str:
+        """Returns how many calls there were, and how often this was asked
+        since the last one."""
+        with self._lock:
+            last = self._entries[-1]
+            if self._asked[0] is not last:
+                self._asked = last, 0
+            self._asked = last, self._asked[1] + 1
+            return f"{self._round}-{last.number}-{self._asked[1]}"
+
     def told(self) -> str:
         """Returns the last calls for the other workers, in one line."""
         with self._lock:
@@ -92,7 +104,7 @@ class Recorder:
             differ at a number that both still know; else `None`.
         """
         words = told.split(" ", 3)
-        if len(words) < 4 or not words[0].isdecimal():
+        if len(words) < 4:
             return None
         number, codes = int(words[1]), words[2]
         first = number - len(codes) // _DIGITS + 1
@@ -107,6 +119,17 @@ class Recorder:
                 if int(theirs, 16) != entry.code:
                     return entry.text, words[3]
         return None
+
+    def ahead_in(self, told: str) -> str:
+        """Returns the words of another worker's call, if this one has made
+        fewer calls; else an empty string."""
+        words = told.split(" ", 3)
+        with self._lock:
+            last = self._entries[-1].number
+            is_ahead = len(words) == 4 and (
+                int(words[0]) == self._round and int(words[1]) > last
+            )
+        return words[3] if is_ahead else ""
 
 
 def apart(

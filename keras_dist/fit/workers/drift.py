@@ -66,6 +66,42 @@ def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
     return code
 
 
+def digest_of(model: keras.Model) -> np.ndarray:
+    """Returns the mean and the size of each variable of a model's state."""
+    values = [keras_internals.value_of(v) for v in _state_of(model)]
+    arrays = [np.asarray(ops.convert_to_numpy(value)) for value in values]
+    found = [
+        (
+            each.mean(dtype="float64"),
+            np.sqrt(np.mean(np.square(each, dtype="float64"))),
+        )
+        for each in arrays
+        if each.size
+    ]
+    return np.array(found, "float64").reshape(-1, 2)
+
+
+def check_digest(model: keras.Model, chiefs: np.ndarray) -> None:
+    """Raises an error if the chief has saved other values than these."""
+    own = digest_of(model)
+    if own.shape == chiefs.shape:
+        far = np.abs(own - chiefs) > _TOLERANCE * chiefs[:, 1:]
+        variables = [v for v in _state_of(model) if np.prod(v.shape)]
+        found = [
+            f"'{variable.path}'"
+            for variable, is_far in zip(variables, far.any(axis=1), strict=True)
+            if is_far
+        ]
+    else:
+        found = [f"{len(own)} variables in place of {len(chiefs)}"]
+    if found:
+        raise _apart(
+            "a model that the chief has saved with other values. On this "
+            "worker, these are apart from them",
+            found,
+        )
+
+
 def in_run(
     workers: Workers | None,
 ) -> contextlib.AbstractContextManager[None]:

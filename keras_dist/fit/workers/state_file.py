@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_dist.fit.plain_models import strategy_of
+from keras_dist.fit.workers.chief_saves import writing
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
@@ -32,7 +33,8 @@ def write_state(
     seeds = [_listed(seed) for seed in _seeds(model)]
     text = json.dumps({**notes, _SEEDS: seeds})
     with written_beside(path) as beside:
-        type(model).save_weights(model, beside, overwrite=True)
+        with writing():
+            type(model).save_weights(model, beside, overwrite=True)
         with _opened(beside, "a") as file:
             file[_NOTES] = np.frombuffer(text.encode(), "uint8")
         seal(beside)

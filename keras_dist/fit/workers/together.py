@@ -1,13 +1,11 @@
 """Several workers as one: the same values and decisions, one writer."""
 
 import contextlib
-import inspect
 import itertools
 import json
 import os
 import zlib
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +23,6 @@ from keras_dist.plugin.workers import Workers
 
 _TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
-SAVING = ("save", "save_weights", "export")
 
 
 def readable_by_chief(
@@ -189,38 +186,6 @@ def _variable(described: list[Any] | None) -> str:
         return "none"
     path, shape, dtype = described
     return f"'{path}' of shape {tuple(shape)} and {dtype}"
-
-
-def save(
-    model: keras.Model, name: str, workers: Workers, *args: Any, **kwargs: Any
-) -> None:
-    """Calls one of a model's `SAVING` methods, on the chief only."""
-    if not workers.cluster.is_chief:
-        return
-    original = getattr(type(model), name)
-    given = inspect.signature(original).bind(model, *args, **kwargs)
-    path = _local_file(name, given.arguments)
-    if path is None:
-        original(*given.args, **given.kwargs)
-        return
-    with written_beside(path) as beside:
-        given.arguments["filepath"] = beside
-        original(*given.args, **given.kwargs)
-
-
-def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
-    """Returns the path of one local file to write without asking, or `None`."""
-    path = arguments.get("filepath")
-    if name == "export" or not isinstance(path, (str, os.PathLike)):
-        return None
-    text: str = os.fspath(path)
-    asks = not arguments.get("overwrite", True) and os.path.exists(text)
-    is_one_file = (
-        text.endswith((".keras", ".h5"))
-        and arguments.get("max_shard_size") is None
-    )
-    is_local = "://" not in text
-    return text if is_one_file and is_local and not asks else None
 
 
 @contextlib.contextmanager
