@@ -20,6 +20,8 @@ from keras_dist.fit.profile import stop_profiles_of
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
+from keras_dist.fit.workers import drift
+from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup_parts import refuse_parts
 from keras_dist.fit.workers.entry import Entry
@@ -111,6 +113,11 @@ class Binding:
         self._model = weakref.ref(model)
         self.strategy = strategy
         self._claimed_for: object | None = None
+        # What workers compare: what the model was compiled with, its layers,
+        # and the stamp of the layers that they have compared.
+        self.compiled: fingerprint.Fingerprint | None = None
+        self.layers: fingerprint.Fingerprint = {}
+        self.compared: Any = None
         self._entered = _Entered()
 
     @property
@@ -179,6 +186,8 @@ class Binding:
         self._claimed_for = None
         with self.strategy.scope():
             type(self.model).compile(self.model, *args, **kwargs)
+        if self.strategy.executor.workers is not None:
+            self.compiled = fingerprint.of_compile(self.model)
         optimizer = getattr(self.model, "optimizer", None)
         if self.strategy.plan.shards_optimizer and optimizer is not None:
             check_optimizer(optimizer)
@@ -293,7 +302,9 @@ class Binding:
                     together.take_chiefs_values(
                         keras_internals.all_variables(model), executor.workers
                     )
-                yield
+                    executor.workers.assigned.clear()
+                with drift.in_run(executor.workers):
+                    yield
         except BaseException as error:
             executor.recover(model)
             together.raise_explained(error, executor.workers)

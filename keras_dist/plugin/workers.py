@@ -130,6 +130,10 @@ class Workers(ABC):
         self.options = options
         self.recorder = Recorder()
         self._frame_size = frame_size(cluster.num_workers)
+        # Variables that were assigned outside of `run` and `fit` since workers
+        # have compared any, by id; and how many of these calls are open.
+        self.assigned: dict[int, keras.Variable] = {}
+        self._num_open = 0
         # What kind of step runs, in which replicas of any number exchange.
         self.in_step = ""
 
@@ -332,6 +336,25 @@ class Workers(ABC):
     def is_small(self, size: int) -> bool:
         """Returns whether so many bytes travel in a frame."""
         return size <= room(self._frame_size)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Makes assignments inside those of `run` or `fit`."""
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether `run` or `fit` is under way."""
+        return self._num_open > 0
+
+    def note_assigned(self, variable: keras.Variable) -> None:
+        """Notes an assignment, for workers to compare at the next `run`."""
+        if not self._num_open:
+            self.assigned[id(variable)] = variable
 
     def forget_calls(self) -> None:
         """Begins anew after an error of which all workers know."""

@@ -16,11 +16,12 @@ import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
+from keras_dist.fit.workers import drift
+from keras_dist.fit.workers.drift import comparable
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.workers import Workers
-from keras_dist.replica.on_read import SyncOnReadVariable
 
 _TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
@@ -70,14 +71,7 @@ def take_chiefs_values(
 
     Values in host memory are sent only if workers' codes of them differ.
     """
-    chosen = [
-        variable
-        for variable in variables
-        if not isinstance(variable, SyncOnReadVariable)
-        and variable.dtype != "string"
-        # Variables in parts have no value here: each worker keeps its own part.
-        and keras_internals.has_value(variable)
-    ]
+    chosen = comparable(variables)
     if not chosen:
         return
     values = [keras_internals.value_of(variable) for variable in chosen]
@@ -118,26 +112,29 @@ class Together(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._has_others:
-            self._agree()
+            self._agree("the beginning of an epoch")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._agree()
+        strategy = strategy_of(self.model)
+        code = drift.code_of_state(strategy, self.model)
+        codes = self._agree("the end of an epoch", code)
+        drift.check_state(strategy, self.model, codes)
 
-    def _agree(self) -> None:
+    def _agree(self, what: str, code: int = 0) -> list[int]:
+        """Shares decisions; returns the codes of all workers."""
         model = self.model
         rates = learning_rates(model)
         own = np.array([np.float32(float(rate)) for rate in rates], "float32")
         stops = int(model.stop_training)
-        numbers = [stops, *own.view("int32").tolist()]
-        everyone = self._workers.concatenate_numbers(
-            numbers, "the beginning or end of an epoch"
-        )
+        numbers = [stops, code, *own.view("int32").tolist()]
+        everyone = self._workers.concatenate_numbers(numbers, what)
         if any(everyone[:: len(numbers)]):
             model.stop_training = True
-        chiefs = np.array(everyone[1 : len(numbers)], "int32").view("float32")
+        chiefs = np.array(everyone[2 : len(numbers)], "int32").view("float32")
         for rate, before, value in zip(rates, own, chiefs, strict=True):
             if before != value:
                 rate.assign(value)
+        return everyone[1 :: len(numbers)]
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
