@@ -106,8 +106,9 @@ class _Answer:
                 pass
             if self._present:
                 # Another one that calls a roll there may be of a later start.
-                has_coordinator = self._cluster.coordinator is not None
-                who = "the coordinator" if has_coordinator else "worker 0"
+                cluster = self._cluster
+                is_service = cluster.is_chief or cluster.coordinator is not None
+                who = "the coordinator" if is_service else "worker 0"
                 raise self._incomplete(
                     f": {who} at {self._where} ended before that."
                 )

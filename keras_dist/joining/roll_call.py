@@ -31,7 +31,8 @@ _ADVICE = {
         "Each job needs ports of its own: choose other ones (in TF_CONFIG, by "
         "`port_base` of SlurmClusterResolver, by MASTER_PORT of torchrun and "
         "MPI), or start workers with `keras-dist run`, which finds free ones. "
-        "End workers that are left from an earlier start."
+        "Workers of one job need the same list of addresses. End workers that "
+        "are left from an earlier start."
     ),
     "workers": "Compare the environment variables of all workers.",
     "backend": "Set KERAS_BACKEND to the same value for all workers.",
