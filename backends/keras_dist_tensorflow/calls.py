@@ -50,6 +50,9 @@ class Calls(SignsOfLife):
         super().__init__(cluster, ServiceBoard(), interval, interval)
         self.recorder = recorder
         self._told = ""
+        # The service answers a question for a text that is not there when there
+        # is one, and then no others if these are many: so there is one.
+        self._put_text("")
 
     def stop(self) -> None:
         """Ends the threads."""

@@ -72,6 +72,8 @@ class TensorFlowWorkers(Workers):
         self._calls = Calls(cluster, self.recorder)
         self._calls.start(has_pulse=False)
         self.meetings = Meetings(cluster, self._calls, self._check)
+        if cluster.is_chief:
+            self.meetings.say("the start", "")
 
     def swap(self, own: np.ndarray) -> np.ndarray:
         words = np.pad(own, (0, -own.size % 4)).view(np.int32)

@@ -5,6 +5,7 @@ background can do it while others train.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -22,6 +23,10 @@ _SAID = "keras_dist/said/"
 # Before the text of a worker, and in place of it.
 _DONE, _FAILED = "+", "-"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+# How many things that were said are kept.
+_KEPT = 64
+# Said by a chief that is at something that takes its time.
+BEGUN = "."
 # Seconds for which a chief that waits for this worker may still come.
 _AHEAD = 2.0
 
@@ -42,6 +47,8 @@ class Meetings:
         self._cluster = cluster
         self._signs = signs
         self._check = check
+        # By name, what this worker has said; the last ones are kept.
+        self._said: dict[str, str] = {}
 
     def exchange(
         self, name: str, what: str, fn: Callable[[], str]
@@ -75,17 +82,27 @@ class Meetings:
         return [each.removeprefix(_DONE) for each in texts]
 
     def say(self, name: str, text: str) -> None:
-        """Writes a text for all workers, who may read it later."""
-        with self._connected():
-            self._signs.board.write(f"{_SAID}{name}", text)
-
-    def hear(self, name: str, what: str, patience: float) -> str:
-        """Waits for the text that the chief says, while it is there for it.
+        """Tells the other workers, who may hear it later.
 
         Args:
-            name: String, the name of the text.
+            name: String, what it is about; a later text replaces it.
+            text: String; of all names but the last, its first character stays.
+        """
+        kept = {n: t[:1] for n, t in self._said.items() if n != name}
+        self._said = dict([*kept.items()][-_KEPT:]) | {name: text}
+        with self._connected():
+            self._signs.board.write(
+                f"{_SAID}{self._cluster.index}", json.dumps(self._said)
+            )
+
+    def hear(self, name: str, what: str, patience: float) -> str:
+        """Waits for what the chief says, and returns it.
+
+        Args:
+            name: String, what it is about.
             what: String, what this worker is at, for errors.
-            patience: Float, seconds to wait for a chief that is at work.
+            patience: Float, seconds to wait for a chief that has not said
+                `BEGUN`.
 
         Raises:
             ReplicaDivergenceError: If the chief waits for this worker.
@@ -97,18 +114,19 @@ class Meetings:
             lost = self._lost()
             # After the check: the chief may say it, and then end.
             with self._connected():
-                (text,) = self._signs.board.read([f"{_SAID}{name}"])
-            if text:
+                (said,) = self._signs.board.read([f"{_SAID}0"])
+            text: str = json.loads(said or "{}").get(name, "")
+            if text not in ("", BEGUN):
                 return text
             if lost is not None:
                 raise lost
             now = time.monotonic()
             call = self._signs.call_ahead(0)
-            if not call:
+            if not call or text:
                 ahead = now
             elif now - ahead > _AHEAD:
                 raise apart([(call, ""), *self._own(what)])
-            if now - start > patience:
+            if not text and now - start > patience:
                 raise lost_error(
                     self._cluster,
                     f"worker 0 has not come to {what} for {patience:g} seconds",

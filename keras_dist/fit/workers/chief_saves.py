@@ -26,6 +26,7 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.chief_only import is_chief_only
 from keras_dist.plugin.chief_only import saving
+from keras_dist.plugin.meetings import BEGUN
 from keras_dist.plugin.meetings import could_not
 from keras_dist.plugin.recorder import place
 from keras_dist.plugin.workers import Workers
@@ -33,7 +34,7 @@ from keras_dist.plugin.workers import Workers
 # Methods of a model that save it.
 METHODS = ("save", "save_weights", "export")
 # Before the digest of what the chief has saved, and in place of it.
-_DONE, _FAILED, _BEGUN = "+", "-", "..."
+_DONE, _FAILED = "+", "-"
 # Seconds in which the chief has come to a save, unless options set them.
 _PATIENCE = 600.0
 _is_saving: contextvars.ContextVar[bool] = contextvars.ContextVar(
@@ -103,7 +104,7 @@ def _say_and_write(
 ) -> None:
     meetings = workers.meetings
     assert meetings is not None
-    meetings.say(f"{turn}/begun", _BEGUN)
+    meetings.say(turn, BEGUN)
     try:
         _write(original, args, kwargs)
     except BaseException:
@@ -118,14 +119,13 @@ def _wait(model: Any, workers: Workers, turn: str) -> None:
     meetings = workers.meetings
     assert meetings is not None
     patience = workers.options.timeout_seconds or _PATIENCE
-    what = f"the save in {place()}"
-    meetings.hear(f"{turn}/begun", what, patience)
-    # A large model takes its time, as long as the chief is there.
-    text = meetings.hear(turn, what, float("inf"))
+    text = meetings.hear(turn, f"the save in {place()}", patience)
     if text == _FAILED:
         raise could_not(0, "save the model")
+    # If the chief has made a later save meanwhile, it has no digest of this.
     chiefs = np.frombuffer(bytes.fromhex(text.removeprefix(_DONE)))
-    drift.check_digest(model, chiefs.reshape(-1, 2))
+    if chiefs.size:
+        drift.check_digest(model, chiefs.reshape(-1, 2))
 
 
 def _turn(workers: Workers) -> str:
