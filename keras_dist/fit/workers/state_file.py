@@ -16,6 +16,7 @@ from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.workers import Workers
 
@@ -66,7 +67,7 @@ def restore_state(
         if is_chief:
             type(model).load_weights(model, path)
     if workers is not None:
-        take_chiefs_values(keras_internals.all_variables(model), workers)
+        take_chiefs_values(keras_saveables.all_variables(model), workers)
     seeds = notes.pop(_SEEDS, [])
     if len(seeds) == len(_seeds(model)):
         for variable, value in zip(_seeds(model), seeds, strict=True):
@@ -126,7 +127,7 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
 
 
 def _metric_variables(model: keras.Model) -> list[keras.Variable]:
-    metrics = keras_internals.all_metrics(model)
+    metrics = keras_saveables.all_metrics(model)
     found = {id(v): v for metric in metrics for v in metric.variables}
     return list(found.values())
 

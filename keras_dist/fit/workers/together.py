@@ -17,6 +17,7 @@ import numpy as np
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.randomness import everyones_texts
@@ -49,7 +50,7 @@ def _by_chief(
     executor = getattr(strategy_of(model), "executor", None)
     if not isinstance(executor, KeepsParts):
         return contextlib.nullcontext()
-    variables = keras_internals.all_variables(model)
+    variables = keras_saveables.all_variables(model)
     if writes:
         return executor.written_by_chief(variables)
     return executor.readable_by_chief(variables)
@@ -140,9 +141,11 @@ class Together(keras.callbacks.Callback):
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
-    optimizer = getattr(model, "optimizer", None)
-    variables = [] if optimizer is None else optimizer.variables
-    return [v for v in variables if v.name == "learning_rate"]
+    """Returns the learning rates of all optimizers that are variables."""
+    optimizers = keras_saveables.all_optimizers(model).values()
+    variables = (v for each in optimizers for v in each.variables)
+    rates = (v for v in variables if v.name == "learning_rate")
+    return keras_saveables.unique(rates)
 
 
 def raise_explained(error: BaseException, workers: Workers | None) -> None:

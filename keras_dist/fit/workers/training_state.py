@@ -21,7 +21,7 @@ from keras_dist.fit.workers.matching import matched
 from keras_dist.fit.workers.state_file import build_optimizer
 from keras_dist.fit.workers.together import check_alike
 from keras_dist.fit.workers.together import raise_explained
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import SavesParts
@@ -195,7 +195,7 @@ def _power() -> SavesParts:
 def _groups(model: keras.Model) -> Groups:
     """Returns a model's variables but for metrics, in groups."""
     build_optimizer(model)
-    metrics = keras_internals.all_metrics(model)
+    metrics = keras_saveables.all_metrics(model)
     left_out = {id(v) for metric in metrics for v in metric.variables}
     groups: Groups = {_MODEL: list(model.variables)}
     for name, optimizer in _optimizers(model).items():
