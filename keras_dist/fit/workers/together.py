@@ -27,6 +27,8 @@ from keras_dist.replica.on_read import SyncOnReadVariable
 _TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
 SAVING = ("save", "save_weights", "export")
+# What the names of files and folders begin with that are being written.
+UNFINISHED = ".unfinished-"
 
 
 def readable_by_chief(
@@ -234,17 +236,19 @@ def written_beside(path: str) -> Iterator[str]:
 
     Killed processes and power failures leave the old file or the new one.
     """
-    folder, name = os.path.split(path)
+    # A user's link stays, and what it leads to is replaced.
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
     # Keras chooses the format by the suffix. The name is always the same, so
     # that a file that a killed process has left is overwritten.
-    beside = os.path.join(folder, f".unfinished-{name}")
+    beside = os.path.join(folder, UNFINISHED + os.path.basename(path))
     try:
         yield beside
         _to_disk(beside)
-        os.replace(beside, path)
+        os.replace(beside, target)
         # Some network file systems can't do this for folders.
         with contextlib.suppress(OSError):
-            _to_disk(folder or os.curdir)
+            _to_disk(folder)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(beside)
