@@ -193,7 +193,7 @@ class CentralStep(FitStep):
 
     def __init__(self, running: CentralRunning, step: StepFn) -> None:
         uncompiled = Programs(step, step)
-        super().__init__(running, uncompiled, uncompiled)
+        super().__init__(running, "train_step", uncompiled, uncompiled)
         self._fn = step
         self._calls = OptimizerCalls()
         self._programs: dict[Any, StepParts] = {}

@@ -31,6 +31,7 @@ from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Shapes
 from keras_dist_jax.program import Program
+from keras_dist_jax.program import UnevenError
 from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.slots import Slots
 from keras_dist_jax.structure import IsTracedError
@@ -147,7 +148,9 @@ class JaxCompiler(Compiler):
         mode = context.in_replica_function()
         try:
             return self._run(function, mode, None, args, kwargs)
-        except IsTracedError:  # a transformation of the user's own
+        # In a transformation of the user's own, or on a batch of which workers
+        # have unequal shares.
+        except (IsTracedError, UnevenError):
             return function.python_function(*args, **kwargs)
 
     def run(
@@ -174,8 +177,8 @@ class JaxCompiler(Compiler):
                 check_args(args)
             try:
                 return self._run(fn, "run", strategy, args, kwargs)
-            except IsTracedError:
-                pass  # in a transformation of the user's own
+            except (IsTracedError, UnevenError):
+                pass  # as in `call`
         python = fn.python_function if isinstance(fn, CompiledFunction) else fn
         if trace is None or not self._several:
             return strategy.run_uncompiled(python, args, kwargs)
@@ -220,7 +223,12 @@ class JaxCompiler(Compiler):
         mode = "scan", len(batches)
         leaves = [leaf for each in found for leaf in each]
         steps = structures[0], leaves
-        result = self._run(function, mode, strategy, batches[0], None, steps)
+        try:
+            result = self._run(
+                function, mode, strategy, batches[0], None, steps
+            )
+        except UnevenError:
+            return super().scan(strategy, function, batches)
 
         def stack(leaf: Any) -> Any:
             if leaf is None or isinstance(leaf, _STACKED):

@@ -35,6 +35,7 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.layout import jax_devices
+from keras_dist_jax.layout import mark_even
 from keras_dist_jax.machine import described
 from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import CentralHome
@@ -115,6 +116,10 @@ class JaxExecutor(Executor):
         if isinstance(tensor, jax.core.Tracer):
             return tensor
         return jax.device_put(tensor, target)
+
+    def mark_even(self, value: Any) -> None:
+        if self.layout.is_wide:
+            mark_even(value)
 
     def per_replica(self, values: Sequence[Any]) -> PerReplica:
         trace = current_trace()
@@ -198,6 +203,12 @@ class JaxExecutor(Executor):
             return None
         if current_trace() is not None:
             return total(value.joined)
+        if self.workers is not None:
+            size = value.joined.nbytes // self.layout.num_replicas
+            if self.workers.is_small(size):
+                return None  # the components travel in a frame
+            layout = f"{value.joined.dtype}{list(value.joined.shape[1:])}"
+            self.workers.meet(f"a reduction by {op.name}", layout)
         result = self.gate.run(total, value.joined)
         return self._resting(self.layout.narrow(result))
 

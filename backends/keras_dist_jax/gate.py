@@ -9,6 +9,8 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
+from keras_dist.plugin.recorder import Call
+from keras_dist.plugin.recorder import Recorder
 from keras_dist_jax.watch import Watch
 
 
@@ -17,6 +19,9 @@ class Gate:
 
     lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     waits = False  # programs give an array to wait for
+
+    def record(self, call: str) -> None:
+        """Notes a program that all workers are about to run together."""
 
     def settle(self, owner: object) -> None:
         """Waits until the next step may run; raises late errors of `owner`."""
@@ -106,10 +111,12 @@ class WatchedGate(Gate):
         self,
         gate: Gate,
         watch: Watch,
+        recorder: Recorder,
         explain: Callable[[BaseException], BaseException],
     ) -> None:
         self._gate = gate
         self._watch = watch
+        self._recorder = recorder
         self._explain = explain
         self._pending: Any = None
         self._depth = 0
@@ -141,6 +148,9 @@ class WatchedGate(Gate):
             if cause is error:
                 raise
             raise cause from error
+
+    def record(self, call: str) -> None:
+        self._recorder.note(Call(call, call))
 
     def enter(self, owner: object, witness: Any) -> None:
         self._pending = witness

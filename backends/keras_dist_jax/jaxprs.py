@@ -61,6 +61,18 @@ def meets_inside(equation: Any) -> bool:
     )
 
 
+def collectives(program: Any) -> list[str]:
+    """Describes the collectives of a program, also of those inside of it."""
+    found = []
+    for equation in opened(program).eqns:
+        if is_collective(equation):
+            shapes = [each.aval.str_short() for each in equation.invars]
+            found.append(f"{equation.primitive.name} of {' '.join(shapes)}")
+        for each in inner(equation):
+            found += collectives(each)
+    return found
+
+
 def calls_back(equation: Any) -> bool:
     """Tells whether an equation calls back to Python, which may raise."""
     return "callback" in equation.primitive.name or any(

@@ -7,6 +7,8 @@ waits for programs that never end, and aborts if its coordinator is gone.
 import atexit
 import contextlib
 import ctypes
+import dataclasses
+import json
 import os
 import signal
 import socket
@@ -20,13 +22,15 @@ from typing import Any
 
 import jax
 
-from keras_dist.core.addresses import own_host
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist_jax import addresses
+from keras_dist.joining import addresses
+from keras_dist.joining.answering import answer_roll
+from keras_dist.joining.answering import facts_of
+from keras_dist.joining.answering import open_listener
 from keras_dist_jax import runtime_internals as runtime
 from keras_dist_jax.runtime_internals import drop_clean_up
 from keras_dist_jax.watch import Watch
@@ -80,6 +84,8 @@ class Leaving:
     def _aborting(self) -> None:
         """Blocks a thread that aborts because the coordinator is lost."""
         if self.watch is None or not self.watch.is_cut_off:
+            if self.watch is not None:
+                self.watch.end_if_apart()
             with contextlib.suppress(OSError):
                 address = addresses.resolve(self._coordinator)
                 socket.create_connection(address, timeout=2).close()
@@ -126,17 +132,14 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     """Connects with the other workers; JAX becomes one runtime with theirs."""
     _check(options)
     address = cluster.coordinator or cluster.leader
-    try:
-        coordinator = addresses.numeric(address)
-        own = cluster.addresses[cluster.index]
-        host = addresses.resolve(own)[0] if own else own_host(cluster)
-        if cluster.coordinator is None and cluster.is_chief:
-            _start_coordinator(coordinator, cluster.num_workers)
-    except addresses.AddressError as error:
-        raise ClusterError(str(error)) from error
+    coordinator = addresses.numeric(address)
+    own = cluster.addresses[cluster.index]
+    host = addresses.own_host(own, cluster.leader)
+    if cluster.coordinator is None and cluster.is_chief:
+        _start_coordinator(coordinator, cluster)
     leaving = Leaving(coordinator)
     patience = options.timeout_seconds or START_TIMEOUT
-    _answer(cluster, coordinator, patience)
+    answer_roll(cluster, patience)
     jax.config.update("jax_enable_recoverability", True)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     client = runtime.new_client(coordinator, cluster.index, _EXCHANGE)
@@ -213,10 +216,11 @@ def check_alone() -> None:
         )
 
 
-def _start_coordinator(address: str, num_workers: int) -> None:
+def _start_coordinator(address: str, cluster: Cluster) -> None:
     """Starts the coordinator, in a process that outlives this one if needed."""
     # The other workers can then say why they end, instead of being aborted.
-    with contextlib.closing(addresses.listen(address)) as listener:
+    facts = dataclasses.asdict(facts_of(cluster))
+    with open_listener(cluster) as listener:
         descriptor = listener.fileno()
         _children.append(
             subprocess.Popen(
@@ -225,7 +229,7 @@ def _start_coordinator(address: str, num_workers: int) -> None:
                     "-m",
                     "keras_dist_jax.coordinator",
                     address,
-                    str(num_workers),
+                    json.dumps(facts),
                     str(descriptor),
                 ],
                 stdin=subprocess.PIPE,
@@ -237,82 +241,3 @@ def _start_coordinator(address: str, num_workers: int) -> None:
                 start_new_session=True,
             )
         )
-
-
-def _answer(cluster: Cluster, coordinator: str, timeout: float) -> None:
-    """Answers the coordinator's roll call, and waits for the others."""
-    deadline = time.monotonic() + timeout
-    present: set[int] = set()
-    while True:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise _never_came(cluster, present, timeout)
-        try:
-            connection = socket.create_connection(
-                addresses.resolve(coordinator), left
-            )
-        except OSError:  # the chief has not started yet
-            time.sleep(min(0.2, left))
-            continue
-        with connection:
-            try:
-                if _is_complete(connection, cluster, deadline, present):
-                    return
-            except TimeoutError:
-                continue
-            except OSError:
-                time.sleep(0.2)
-        # Workers that were present have to connect again.
-        present.clear()
-
-
-def _is_complete(
-    connection: socket.socket,
-    cluster: Cluster,
-    deadline: float,
-    present: set[int],
-) -> bool:
-    """Tells whether all workers came before this connection ended."""
-    connection.sendall(f"{cluster.index} {cluster.num_workers}\n".encode())
-    with connection.makefile("rb") as lines:
-        while True:
-            connection.settimeout(max(deadline - time.monotonic(), 0.01))
-            line = lines.readline(4096).decode(errors="replace").strip()
-            if line == "go":
-                return True
-            if line == "refused":
-                raise ClusterError(
-                    "The coordinator of the cluster refused this worker. "
-                    f"Received: worker {cluster.index} of "
-                    f"{cluster.num_workers}. Expected: each position once, "
-                    "and the same number of workers everywhere. Compare the "
-                    "environment variables of all workers, and look for "
-                    "workers left from an earlier run."
-                )
-            if not line:
-                return False
-            with contextlib.suppress(ValueError):
-                present.clear()
-                present.update(map(int, line.split()))
-
-
-def _never_came(
-    cluster: Cluster, present: set[int], timeout: float
-) -> WorkerLostError:
-    missing = [
-        f"worker {index} ({address})"
-        for index, address in enumerate(cluster.addresses)
-        if index not in present and index != cluster.index
-    ]
-    where = cluster.coordinator or cluster.leader
-    met = (
-        ""
-        if present
-        else f" Nothing answered at {where}, where workers join the cluster."
-    )
-    return WorkerLostError(
-        f"Not all workers joined within {timeout:g} seconds.{met} Missing: "
-        f"{', '.join(missing)}. Expected: {cluster.num_workers} workers that "
-        "run the same script. Check whether the missing workers were "
-        "started, what they printed, and whether they can reach that address."
-    )

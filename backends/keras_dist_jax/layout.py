@@ -121,6 +121,10 @@ class Layout(ABC):
         """Returns all replicas' shapes of values, by one exchange."""
         return list(shapes)
 
+    def are_even(self, arguments: Sequence[Any]) -> bool:
+        """Tells whether arrays have equal shapes on all workers."""
+        return True
+
     @abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Makes a device the default one for new arrays."""
@@ -273,8 +277,8 @@ class MeshLayout(Layout):
 class LayoutWorkers(Protocol):
     """The collectives of workers that a layout over several of them needs."""
 
-    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Returns each worker's numbers."""
+    def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Returns each worker's sizes of arguments."""
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """Returns each worker's tensors."""
@@ -357,11 +361,24 @@ class WideLayout(MeshLayout):
         self._workers.meet(f"{name}, to assign it")
         return self._workers.broadcast([value])[0]
 
+    def are_even(self, arguments: Sequence[Any]) -> bool:
+        # Each worker makes the program for the shapes of its own arrays.
+        unknown = [
+            np.shape(each)
+            for each in arguments
+            if np.ndim(each) and _is_local(each) and not is_even(each)
+        ]
+        if not unknown:
+            return True
+        numbers = [n for shape in unknown for n in (len(shape), *shape)]
+        found = self._workers.sizes(numbers)
+        return all(each == numbers for each in found)
+
     def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
         numbers = [n for value in shapes for shape in value for n in shape]
         if not numbers:
             return [value * self._num_workers for value in shapes]
-        found = self._workers.exchange(numbers)
+        found = self._workers.sizes(numbers)
         everyones: list[Shapes] = [() for _ in shapes]
         for own in found:
             rest = iter(own)
@@ -370,6 +387,21 @@ class WideLayout(MeshLayout):
                     tuple(next(rest) for _ in shape) for shape in value
                 )
         return everyones
+
+
+# An attribute of arrays.
+_EVEN = "_keras_dist_even"
+
+
+def mark_even(array: Any) -> None:
+    """Notes that an array has equal shapes on all workers."""
+    if isinstance(array, jax.Array):
+        setattr(array, _EVEN, True)
+
+
+def is_even(array: Any) -> bool:
+    """Tells whether an array is known to have equal shapes on all workers."""
+    return hasattr(array, _EVEN)
 
 
 def _is_local(array: Any) -> bool:

@@ -25,6 +25,7 @@ from keras_dist_jax.arrays import COUNT
 from keras_dist_jax.control_flow import install_hooks
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import forget_effects
+from keras_dist_jax.jaxprs import collectives
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.machine import described
@@ -46,6 +47,10 @@ _WITNESS_OF = operator.itemgetter(2)
 
 class _GrownError(Exception):
     """A trace met variables that the program does not take or give."""
+
+
+class UnevenError(Exception):
+    """Workers have arguments of different shapes, so no program serves all."""
 
 
 class Program:
@@ -80,6 +85,8 @@ class Program:
         self._compiled: Any = None
         # Whether the program calls back to Python, which may raise.
         self._waits = False
+        # What workers do together in it; empty if they don't meet.
+        self._meets = ""
         # Stands for the program at the gate, which may outlive it.
         self._owner = object()
         # The outline of each trace's result. A compiled program returns a
@@ -98,6 +105,9 @@ class Program:
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
+            several = self._several
+            if self._meets and several and not several.are_even(leaves):
+                raise UnevenError
             gate = self._gate
             if self._several is not None and self._several.is_wide:
                 leaves = [*map(self._widened, leaves)]
@@ -105,6 +115,8 @@ class Program:
                 return self._dispatched(leaves)
             with gate.lock:
                 gate.settle(self._owner)
+                if self._meets:
+                    gate.record(self._meets)
                 return self._dispatched(leaves)
 
     def _dispatched(self, leaves: list[Any]) -> Any:
@@ -201,6 +213,9 @@ class Program:
         except Exception as error:
             raise_explained(error, self._name)
         self._waits = has_callbacks(program)
+        found = collectives(program)
+        if found:
+            self._meets = f"function `{self._name}`, with {', '.join(found)}"
         self._adopt(trace)
 
     def _adopt(self, trace: Trace) -> None:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import jax
 import keras
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from keras import ops
@@ -55,6 +56,8 @@ from keras_dist_jax.tracing import is_split
 from keras_dist_jax.tracing import share_of
 
 T = TypeVar("T")
+# Most elements of a value that the compiler may know, such as a sum of no rows.
+_MAY_BE_CONSTANT = 2**16
 
 
 class Region:
@@ -176,10 +179,15 @@ class Region:
         return PerReplica(values)
 
     def traced(self, value: Any) -> Any:
-        """Traces a constant as a value that may differ between replicas."""
-        # A collective would multiply a constant by the number of replicas,
-        # while replicas with other numbers of rows may have another constant.
-        if isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
+        """Makes a value one of which the compiler does not know the elements.
+
+        It removes collectives of constants. But replicas with other numbers of
+        rows, or of workers that make programs of their own, may have other
+        constants, or none."""
+        if self.layout.is_wide:
+            if np.size(value) > _MAY_BE_CONSTANT:
+                return value
+        elif isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
             return value
         value = jnp.asarray(value)
         return jnp.where(self.index >= 0, value, jnp.zeros_like(value))
@@ -378,9 +386,7 @@ class TracedCall(ReplicaCall):
             and layout.is_wide
             and len(layout.devices) == 1
         ):
-            # Each worker traces a program of its own, in which the number is a
-            # constant that may differ between workers.
-            return lax.psum(jnp.asarray(value), AXIS)
+            return lax.psum(self._region.traced(value), AXIS)
         return super().total(what, value)
 
     def of_its_own(self, values: list[Any]) -> list[Any]:

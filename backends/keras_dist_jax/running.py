@@ -210,11 +210,13 @@ class FitStep:
     def __init__(
         self,
         running: Running,
+        name: str,
         keep: Programs,
         donate: Programs | None = None,
         eager: bool = False,
     ) -> None:
         self._running = running
+        self._name = name
         self._keep = keep
         self._donate = donate
         self._eager = eager
@@ -257,6 +259,7 @@ class FitStep:
             gate.settle(running)
             if running.failures:
                 running.raise_failure()
+            gate.record(f"a batch in `{self._name}`")
             values = last[-1][1]
             if donating:
                 gate.dispatch(running, last, any_of, call, values, data, rows)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from keras_dist.plugin.workers import Workers
@@ -17,6 +18,9 @@ class TargetWorkers(JaxWorkers):
         # Without devices, nothing else of `JaxWorkers` can be made.
         Workers.__init__(self, *args)
 
+    def swap(self, own: np.ndarray) -> np.ndarray:
+        return np.stack([own] * self.cluster.num_workers)
+
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         return [tensor * self.cluster.num_workers for tensor in tensors]
 
@@ -29,10 +33,15 @@ class TargetWorkers(JaxWorkers):
     def concatenate(self, tensor: Any, axis: int) -> Any:
         return ops.concatenate([tensor] * self.cluster.num_workers, axis=axis)
 
-    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+    def concatenate_numbers(
+        self, numbers: Sequence[Any], what: str = ""
+    ) -> list[Any]:
+        return [*numbers] * self.cluster.num_workers
+
+    def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
         return [list(numbers) for _ in range(self.cluster.num_workers)]
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, layout: str = "") -> None:
         """There is nobody to wait for."""
 
     def watched(self, gate: Gate) -> Gate:

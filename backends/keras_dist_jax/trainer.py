@@ -224,7 +224,7 @@ class Trainer:
             fn = self._shard(running.model, fn, _GROUPS[name])
         keep = changed_values(fn)
         if not internals.compiles(running.model):
-            return FitStep(running, layout.eager(keep), eager=True)
+            return FitStep(running, name, layout.eager(keep), eager=True)
 
         def compiled(step: StepFn, **options: bool) -> Programs:
             if layout.is_mesh:
@@ -233,6 +233,7 @@ class Trainer:
 
         return FitStep(
             running,
+            name,
             compiled(keep, gather=gather),
             compiled(all_values(fn), donate=True) if trains else None,
         )

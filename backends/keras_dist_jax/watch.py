@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
+from keras_dist.errors import KerasDistError
 from keras_dist.errors import WorkerLostError
 from keras_dist.plugin.heartbeats import INTERVAL
 from keras_dist.plugin.heartbeats import SILENCE
@@ -28,7 +29,9 @@ DEFAULT_PATIENCE = 600.0
 # collective; the time that Python gets to raise an error.
 _SILENCE, _GRACE = 3.0, 5.0
 _LIVES, _LEFT, _FAILED, _LOST = "lives", "left", "failed", "lost"
-_BUSY, _FREE = "busy", "free"
+_BUSY, _COMPILES, _FREE = "busy", "compiles", "free"
+# Modules whose functions wait for programs.
+_WAITING = ("keras_dist_jax.", "jax._src.array", "jax._src.interpreters.pxla")
 
 
 class CoordinatorBoard(Blackboard):
@@ -69,9 +72,11 @@ class Watch(SignsOfLife):
         self._texts = dict.fromkeys(self._others, _LIVES)
         self._timeout = timeout or SILENCE
         self._patience = timeout or DEFAULT_PATIENCE
-        # For each worker that waits for no other: the time since when.
-        self._free: dict[int, float] = {}
+        # For each worker, what it does, and the time since when: it waits for
+        # no other, or in a wait that its text names.
+        self._states: dict[int, tuple[str, float]] = {}
         self._waits_since: float | None = None
+        self._thread = 0
         self._pending: tuple[Any, float] | None = None
         self._lock = threading.Lock()
         self._end: tuple[float, int] | None = None
@@ -81,7 +86,9 @@ class Watch(SignsOfLife):
         self.start()
 
     def enter(self) -> None:
+        """Notes that this worker may wait for others from now on."""
         self._waits_since = time.monotonic()
+        self._thread = threading.get_ident()
 
     def exit(self, pending: Any = None) -> None:
         """Notes that this worker now waits for an array at most."""
@@ -89,27 +96,28 @@ class Watch(SignsOfLife):
         if pending is not None:
             self._pending = pending, time.monotonic()
 
-    def wait_of(self, index: int) -> str:
-        return self._texts[index].partition(_BUSY)[2]
-
     def check(self, in_background: bool = False) -> None:
         """Raises an error that names the lost workers, if any are known.
 
         In the background, also those count that have ended, and the watch goes
         on: the thread that trains does not know yet."""
+        if self.apart is not None:
+            raise self.apart
         if in_background or self._is_known or self.coordinator_lost:
             lost = self._lost(self._timeout, ended=in_background)
             if lost:
                 self.has_raised = self.has_raised or not in_background
                 raise self._error(lost)
 
-    def culprits(self) -> WorkerLostError | None:
+    def culprits(self) -> KerasDistError | None:
         """Returns the error of a failed collective, once silence shows."""
         began = time.monotonic()
         # Silence does not count while this process itself was stopped.
         while (
             time.monotonic() < max(began, self._granted) + 2 * _SILENCE + _GRACE
         ):
+            if self.apart is not None:
+                return self.apart
             lost = self._lost(_SILENCE, ended=True)
             if lost and not all(each.follows for each in lost.values()):
                 self.has_raised = True
@@ -146,7 +154,7 @@ class Watch(SignsOfLife):
         def write() -> None:
             # Without the coordinator, no worker could read the message.
             with self._lock, contextlib.suppress(Exception):
-                self.board.write(self._key, text[:500])
+                self._put_text(text[:500])
 
         thread = threading.Thread(target=write, daemon=True)
         thread.start()
@@ -155,6 +163,7 @@ class Watch(SignsOfLife):
     def _text(self) -> str:
         since = self._stuck_since()
         state = _FREE if since is None else f"{_BUSY}{since}"
+        state = state if since is None or self._is_native() else _COMPILES
         return f"{_LIVES} {time.monotonic()} {state}"
 
     def _write(self) -> None:
@@ -172,10 +181,10 @@ class Watch(SignsOfLife):
         with contextlib.suppress(Exception):
             super()._look()
         for index, text in self._texts.items():
-            if text.startswith(_LIVES) and text.endswith(_FREE):
-                self._free.setdefault(index, self._looked)
-            else:
-                self._free.pop(index, None)
+            kind, _, rest = text.partition(" ")
+            state = rest.partition(" ")[2] if kind == _LIVES else ""
+            if self._states.get(index, ("", 0.0))[0] != state:
+                self._states[index] = state, self._looked
 
     def _watch(self) -> None:
         found: float | None = None
@@ -188,19 +197,54 @@ class Watch(SignsOfLife):
                 continue
             lost = self._lost(self._timeout, ended=False)
             self._is_known = bool(lost)
+            error, status, grace = self._known_error(lost)
             waits_since = self._stuck_since()
-            if not lost or waits_since is None or self.has_raised:
+            if error is None or waits_since is None or self.has_raised:
                 found = None
                 continue
             found = now if found is None else found
-            if now - max(found, waits_since) > _GRACE:
-                error = self._error(lost)
-                self.fail(error, RESTART_EXIT_CODE)
+            if now - max(found, waits_since) > grace:
+                self.fail(error, status)
                 print(
                     f"{type(error).__module__}.{type(error).__name__}: {error}",
                     file=sys.stderr,
                 )
-                _end(RESTART_EXIT_CODE)
+                _end(status)
+
+    def _known_error(
+        self, lost: "_Lost"
+    ) -> tuple[KerasDistError | None, int, float]:
+        """Returns why waits never end, the exit status for it, and the time
+        that Python gets to raise it."""
+        if self.apart is not None:
+            return self.apart, 1, INTERVAL
+        error = self._error(lost) if lost else None
+        return error, RESTART_EXIT_CODE, _GRACE
+
+    def end_if_apart(self) -> None:
+        """Ends the process with an error if workers are at different calls.
+
+        It is for a process that aborts: a collective got another one's data.
+        """
+        deadline = time.monotonic() + _GRACE
+        while self.apart is None and time.monotonic() < deadline:
+            time.sleep(INTERVAL / 5)
+        error, status, _ = self._known_error({})
+        if error is not None:
+            self.fail(error, status)
+            name = f"{type(error).__module__}.{type(error).__name__}"
+            print(f"{name}: {error}", file=sys.stderr)
+            _end(status)
+
+    def _is_native(self) -> bool:
+        """Tells whether the thread that waits does so outside of Python.
+
+        Elsewhere it traces or compiles a program."""
+        frame = sys._current_frames().get(self._thread)
+        if self._waits_since is None or frame is None:
+            return True  # an array is pending
+        name: str = frame.f_globals.get("__name__", "")
+        return name.startswith(_WAITING)
 
     def _stuck_since(self) -> float | None:
         if self._waits_since is not None:
@@ -235,7 +279,7 @@ class Watch(SignsOfLife):
                 )
             elif kind == _LEFT and ended:
                 found[index] = _Reason("has ended already")
-            elif kind == _LIVES and silent > silence:
+            elif kind == _LIVES and silent > silence and not self._runs(index):
                 found[index] = _Reason(
                     f"died, or has not answered for {silent:.0f} seconds"
                 )
@@ -247,14 +291,29 @@ class Watch(SignsOfLife):
 
     def _idle(self, now: float) -> "_Lost":
         """Returns live workers that keep this one waiting for too long."""
-        since = self._stuck_since()
-        if since is None:
+        own = self._stuck_since()
+        if own is None:
             return {}
-        return {
-            index: _Reason(f"has not taken part for {now - free:.0f} seconds")
-            for index, free in self._free.copy().items()
-            if now - max(free, since, self._granted) > self._patience
+        states = self._states.copy()
+        late = {
+            index: now - max(since, own, self._granted)
+            for index, (_, since) in states.items()
         }
+        idle = [i for i, (state, _) in states.items() if state == _FREE]
+        if idle:
+            what, found = (
+                "has not taken part",
+                [i for i in idle if late[i] > self._patience],
+            )
+        elif self._is_native() and all(
+            state.startswith(_BUSY) and late[index] > self._patience
+            for index, (state, _) in states.items()
+        ):
+            # In the same call as this worker: else they would be apart.
+            what, found = "waits, as this worker does,", list(states)
+        else:
+            return {}
+        return {i: _Reason(f"{what} for {late[i]:.0f} seconds") for i in found}
 
     def _error(self, lost: "_Lost") -> WorkerLostError:
         cluster = self._cluster

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax import numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -21,10 +22,11 @@ from keras_dist.core.packing import packs
 from keras_dist.core.packing import places
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
-from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.errors import WorkerLostError
+from keras_dist.errors import KerasDistError
 from keras_dist.plugin.meetings import Meetings
+from keras_dist.plugin.workers import Like
 from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import values_of
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate
@@ -49,23 +51,25 @@ class JaxWorkers(Workers):
     ) -> None:
         super().__init__(cluster, options)
         self._watch = watch
+        watch.recorder = self.recorder
         self.meetings = Meetings(cluster, watch, watch.check)
         self._gates: dict[int | None, WatchedGate] = {}
         self._gate = self.watched(gate)
         self._device = jax.local_devices()[0]
         mesh = Mesh(np.array([own[0] for own in devices_of(cluster)]), (_AXIS,))
         self._cut = NamedSharding(mesh, PartitionSpec(_AXIS))
-        whole = NamedSharding(mesh, PartitionSpec())
 
-        def over_workers(fn: Callable[[Any], Any]) -> Any:
+        whole = PartitionSpec()
+
+        def over_workers(fn: Callable[[Any], Any], gives: Any = whole) -> Any:
             mapped = jax.shard_map(
                 fn,
                 mesh=mesh,
                 in_specs=PartitionSpec(_AXIS),
-                out_specs=PartitionSpec(),
+                out_specs=gives,
                 check_vma=False,
             )
-            return jax.jit(mapped, out_shardings=whole)
+            return jax.jit(mapped, out_shardings=NamedSharding(mesh, gives))
 
         self._summed = over_workers(
             lambda buffers: [lax.psum(own[0], _AXIS) for own in buffers]
@@ -73,11 +77,37 @@ class JaxWorkers(Workers):
         self._gathered = over_workers(
             lambda buffers: [lax.all_gather(own[0], _AXIS) for own in buffers]
         )
+        # Frames travel by a collective that no program of a model begins with:
+        # one that meets another would end the process.
+        count = cluster.num_workers
+        self._swapped = over_workers(
+            lambda buffers: [
+                lax.all_to_all(
+                    jnp.broadcast_to(own, (count, own.shape[1])), _AXIS, 0, 0
+                )
+                for own in buffers
+            ],
+            PartitionSpec(_AXIS),
+        )
 
-    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+    def swap(self, own: np.ndarray) -> np.ndarray:
+        missing = -own.size % 4
+        words = np.pad(own, (0, missing)).view(np.uint32)
+        if own.size == self._frame_size:
+            (found,) = self._met(self._swapped, words)
+        else:
+            (found,) = self._met(self._gathered, words)
+        rows: np.ndarray = found.view(np.uint8)[:, : own.size]
+        return rows
+
+    def on_host(self, tensor: Any) -> np.ndarray:
+        return np.asarray(tensor)
+
+    def here(self, value: np.ndarray) -> Any:
+        return jax.device_put(value, self._device)
+
+    def sum_alike(self, tensors: Sequence[Any]) -> list[Any]:
         values = [np.asarray(tensor) for tensor in tensors]
-        if not values:
-            return []
         groups = packs([value.dtype for value in values])
         packed = [
             np.concatenate([values[index].ravel() for index in group])
@@ -90,68 +120,33 @@ class JaxWorkers(Workers):
             total = next(totals)
             where = places([value.size for value in pack])
             return [
-                self._here(total[place].reshape(value.shape))
+                self.here(total[place].reshape(value.shape))
                 for place, value in zip(where, pack, strict=True)
             ]
 
         return in_packs(summed, groups, values)
 
-    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        values = [np.asarray(tensor) for tensor in tensors]
-        (everyone,) = self._met(self._gathered, _bytes_of(values))
-        return [
-            [self._here(value) for value in _values_of(own, values)]
-            for own in everyone
-        ]
-
-    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
-        values = [np.asarray(tensor) for tensor in tensors]
-        packed = _bytes_of(values)
+    def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
+        likes = [Like.of(tensor) for tensor in tensors]
+        data = b"".join(self.on_host(tensor).tobytes() for tensor in tensors)
+        packed = np.frombuffer(data + bytes(-len(data) % 4), np.uint32)
         if not self.cluster.is_chief:
             packed = np.zeros_like(packed)
         # A sum of bit patterns that are zero on all but the chief is exact for
         # any dtype.
         (chief,) = self._met(self._summed, packed)
-        return [self._here(value) for value in _values_of(chief, values)]
+        values = values_of(chief.tobytes(), likes)
+        return [self.here(value) for value in values]
 
-    def concatenate(self, tensor: Any, axis: int) -> Any:
-        value = np.asarray(tensor)
-        sizes = self.concatenate_numbers([value.shape[axis]])
-        missing = max(sizes) - value.shape[axis]
-        widths = [(0, missing if i == axis else 0) for i in range(value.ndim)]
-        padded = np.pad(value, widths)
-        (everyone,) = self._met(self._gathered, _bytes_of([padded]))
-        parts = [
-            np.take(_values_of(own, [padded])[0], range(size), axis)
-            for own, size in zip(everyone, sizes, strict=True)
-        ]
-        return self._here(np.concatenate(parts, axis))
-
-    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Sends integers below 2**31, equally many from each worker, to all."""
-        # The first numbers fit the smallest buffer, so that workers with
-        # different counts run the same program, and find the difference.
-        first, rest = numbers[: _SMALLEST - 1], numbers[_SMALLEST - 1 :]
-        own = np.array([len(numbers), *first], "int32")
-        (found,) = self._met(self._gathered, own)
-        counts = [int(count) for count in found[:, 0]]
-        if len(set(counts)) > 1:
-            raise ReplicaDivergenceError(
-                "Workers called a function with arguments of different "
-                f"structures. Received: {counts} sizes on workers 0 to "
-                f"{len(counts) - 1}. Expected: the same structure and ranks "
-                "on each. Look for data that ends earlier on one of the "
-                "workers."
-            )
-        everyone = [[int(n) for n in each[1:]] for each in found]
-        if rest:
-            (found,) = self._met(self._gathered, np.array(rest, "int32"))
-            for each, more in zip(everyone, found, strict=True):
-                each.extend(int(n) for n in more)
-        return everyone
+    def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Sends sizes, equally many from each worker, to all."""
+        own = np.array(numbers, np.int64)
+        layout = f"{own.size} sizes of arguments"
+        bodies = self.swap_bytes("a function", layout, own.tobytes())
+        return [np.frombuffer(each, np.int64).tolist() for each in bodies]
 
     def explain(self, error: BaseException) -> BaseException:
-        if isinstance(error, WorkerLostError):
+        if isinstance(error, KerasDistError):
             return error
         text = str(error).lower()
         if not any(sign in text for sign in _SIGNS):
@@ -166,7 +161,7 @@ class JaxWorkers(Workers):
         # One wrapper for each gate: with two, the end of an inner wait would
         # tell the watch that the outer one is over too.
         key = id(gate) if isinstance(gate, OneAtATime) else None
-        watched = WatchedGate(gate, self._watch, self.explain)
+        watched = WatchedGate(gate, self._watch, self.recorder, self.explain)
         return self._gates.setdefault(key, watched)
 
     def _met(
@@ -197,9 +192,6 @@ class JaxWorkers(Workers):
             [jax.device_put(own, self._device)],
         )
 
-    def _here(self, value: np.ndarray[Any, Any]) -> Any:
-        return jax.device_put(value, self._device)
-
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
     """Returns each worker's `jax.Device`s, equally many, in the same order."""
@@ -214,21 +206,3 @@ def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
             "number on all workers."
         )
     return [sorted(own, key=lambda device: device.id) for own in by_worker]
-
-
-def _bytes_of(
-    values: Sequence[np.ndarray[Any, Any]],
-) -> np.ndarray[Any, Any]:
-    data = b"".join(value.tobytes() for value in values)
-    return np.frombuffer(data + bytes(-len(data) % 4), np.uint32)
-
-
-def _values_of(
-    packed: np.ndarray[Any, Any], likes: Sequence[np.ndarray[Any, Any]]
-) -> list[np.ndarray[Any, Any]]:
-    data, start, values = packed.tobytes(), 0, []
-    for like in likes:
-        own = np.frombuffer(data, like.dtype, like.size, start)
-        values.append(own.reshape(like.shape))
-        start += like.nbytes
-    return values

@@ -6,7 +6,6 @@ packets to other addresses than the worker's; it works on Linux only.
 
 import contextlib
 import ctypes
-import errno
 import ipaddress
 import os
 import re
@@ -25,6 +24,9 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import split
+from keras_dist.joining.answering import answer_roll
+from keras_dist.joining.answering import open_listener
 from keras_dist_tensorflow import runtime_internals
 
 # Default seconds that workers wait for one another when they start.
@@ -66,8 +68,8 @@ _HEADER = 0xFFF00000
 _ALL = 0xFFFFFFFF
 
 
-def check_addresses(cluster: Cluster, seconds: float) -> None:
-    """Checks that hosts resolve, others' in time, and the port is free."""
+def await_names(cluster: Cluster, seconds: float) -> None:
+    """Checks that all workers' hosts resolve, others' in time."""
     deadline = time.monotonic() + min(seconds, NAMING)
     for index, address in enumerate(cluster.addresses):
         host, _ = split(address)
@@ -79,13 +81,6 @@ def check_addresses(cluster: Cluster, seconds: float) -> None:
                     "IP address that this machine can look up."
                 )
             time.sleep(0.5)  # between two look-ups
-    _check_port(cluster.index, cluster.addresses[cluster.index])
-
-
-def split(address: str) -> tuple[str, int]:
-    """Splits `"host:port"`, without the brackets of an IPv6 address."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def ip_addresses(host: str) -> list[IPAddress]:
@@ -105,25 +100,6 @@ def is_of_this_machine(ip: IPAddress) -> bool:
     except OSError:
         return False
     return True
-
-
-def _check_port(index: int, own: str) -> None:
-    with socket.socket() as probe:
-        # As TensorFlow does: otherwise a port that was closed just now counts
-        # as in use.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", split(own)[1]))
-        except OSError as error:
-            reason = (
-                "in use by another process"
-                if error.errno == errno.EADDRINUSE
-                else f"not available ({error.strerror})"
-            )
-            raise ClusterError(
-                f"The port of worker {index} is {reason}. Received: '{own}'. "
-                "Choose a free port, or end the process that uses it."
-            ) from error
 
 
 def task_name(index: int) -> str:
@@ -156,7 +132,11 @@ def start(cluster: Cluster, options: CommunicationOptions) -> None:
             "straight after the imports."
         )
     seconds = options.timeout_seconds or JOINING
-    check_addresses(cluster, seconds)
+    await_names(cluster, seconds)
+    # Where the workers meet, and until then no other process has the port.
+    with open_listener(cluster, everywhere=True) as listener:
+        listen_to_own_address(cluster)
+        answer_roll(cluster, seconds, listener if cluster.is_chief else None)
     silence = min(SILENCE, options.timeout_seconds or SILENCE)
     runtime_internals.configure_runtime(
         job=_JOB,

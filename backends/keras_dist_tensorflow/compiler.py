@@ -5,6 +5,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
+from keras_dist.plugin.recorder import Call
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import install_updates
 from keras_dist_tensorflow.traced import Traced
@@ -137,8 +139,23 @@ class TensorFlowCompiler(Compiler):
             else self.workers.explaining()
         )
         # Without the scope, results are copied to the default device.
-        with explaining, self.scope():
+        with explaining, self.scope(), self._recorded(function.name, traced):
             return traced(args, kwargs)
+
+    @contextlib.contextmanager
+    def _recorded(self, name: str, traced: Traced) -> Iterator[None]:
+        """Records a call of a function in which workers meet."""
+        if self.workers is None or self._num_replicas is None:
+            yield
+            return
+        call = Call(f"function `{name}`", f"function `{name}`")
+        knows, before = traced.meets, self.workers.num_traced
+        if knows:
+            self.workers.recorder.note(call)
+        yield
+        traced.meets = knows or self.workers.num_traced > before
+        if traced.meets and not knows:  # the first call
+            self.workers.recorder.note(call)
 
     def _jit_compile(self, function: CompiledFunction) -> bool | None:
         if not function.jit_compile or self._num_replicas is None:

@@ -51,6 +51,7 @@ from keras_dist_tensorflow.replica import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import install_plain_models
+from keras_dist_tensorflow.trainer import recorded
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
@@ -124,7 +125,10 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         keras_internals.set_native_strategy(model, OneReplica())
         reset = functools.partial(_reset_unbuilt_metrics, model)
-        return {"_maybe_symbolic_build": reset}
+        found: dict[str, Callable[..., Any]] = {"_maybe_symbolic_build": reset}
+        if self.workers is not None:
+            found |= recorded(model, self.workers.recorder)
+        return found
 
     def build(self, model: keras.Model, step: str, batch: Any) -> None:
         build(model, step, batch)

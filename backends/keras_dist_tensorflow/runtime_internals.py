@@ -177,6 +177,27 @@ def tell_all_workers(message: str) -> None:
     context.context().report_error_to_cluster(tf.errors.ABORTED, message)
 
 
+def write_text(key: str, text: str) -> None:
+    """Replaces the text under a key, for all workers."""
+    runtime = context.context()
+    with contextlib.suppress(tf.errors.NotFoundError):
+        runtime.delete_config_key_value(key)
+    runtime.set_config_key_value(key, text)
+
+
+def read_text(key: str, timeout_ms: int) -> str:
+    """Returns the text under a key, empty if there is none in time."""
+    try:
+        return str(context.context().get_config_key_value(key, timeout_ms))
+    except tf.errors.DeadlineExceededError:
+        return ""
+
+
+def abort_collectives(message: str) -> None:
+    """Makes the collectives of this worker fail with a message."""
+    context.context().abort_collective_ops(tf.errors.ABORTED, message)
+
+
 def runtime_task() -> int | None:
     """Returns this worker's index among several, `None` without others."""
     server = context.context()._collective_ops_server_def

@@ -41,6 +41,8 @@ class Traced:
         self._log = TraceLog(name)
         self._fn = fn
         self._jit_compile = jit_compile
+        # Whether workers meet in it, as far as that is known.
+        self.meets = False
         self._moves = Moves.so_far
         # Made now: a trace must not create this variable.
         make_global_seed()

@@ -13,6 +13,8 @@ from keras import tree
 
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.plugin.front_end import bound
+from keras_dist.plugin.recorder import Call
+from keras_dist.plugin.recorder import Recorder
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.natives import outside_of_traces
 
@@ -72,6 +74,40 @@ def _knowing_its_variables(
         return original(self, force)
 
     return make
+
+
+def recorded(
+    model: keras.Model, recorder: Recorder
+) -> dict[str, Callable[..., Any]]:
+    """Returns methods that make functions which record each of their calls."""
+
+    def maker(name: str) -> Callable[..., Any]:
+        method, attribute = f"make_{name}_function", f"{name}_function"
+        original = getattr(type(model), method)
+        call = Call(f"a batch in `{name}_step`", f"a batch in `{name}_step`")
+
+        def make(force: bool = False) -> Any:
+            before = getattr(model, attribute)
+            original(model, force)
+            function = getattr(model, attribute)
+            if function is not before:
+
+                @functools.wraps(function)
+                def noted(*args: Any) -> Any:
+                    entry = recorder.note(call)
+                    try:
+                        return function(*args)
+                    except (StopIteration, tf.errors.OutOfRangeError):
+                        recorder.take_back(entry)  # there was no batch
+                        raise
+
+                setattr(model, attribute, noted)
+            return getattr(model, attribute)
+
+        return make
+
+    names = ("train", "test", "predict")
+    return {f"make_{name}_function": maker(name) for name in names}
 
 
 def built_first(

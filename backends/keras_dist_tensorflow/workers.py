@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -15,8 +16,10 @@ from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
+from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.calls import Calls
 from keras_dist_tensorflow.cluster import explained
 from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import listen_to_own_address
@@ -39,7 +42,7 @@ PARTING = 10.0
 # Group key. Other groups, such as a native strategy's, count from 1.
 _GROUP = 0x6B64
 _NUM_KINDS = 8
-_GATHERED = 7
+_FRAMES, _GATHERED = 6, 7
 # Most elements of one collective: keys, which include the size, have 31 bits.
 _MOST = 2**31 // _NUM_KINDS - 1
 
@@ -48,6 +51,8 @@ class TensorFlowWorkers(Workers):
     """Collectives on one device of each worker, ordered by a token.
 
     A key is a collective's kind and size, so it never stands for two shapes.
+    In a graph, collectives begin without a frame: methods that are called
+    there are those for tensors that are alike.
     """
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
@@ -62,8 +67,40 @@ class TensorFlowWorkers(Workers):
             parse_device(self._device),
         )
         self._is_over = False
+        # How many collectives graphs have, to see whether one has any.
+        self.num_traced = 0
+        self._calls = Calls(cluster, self.recorder)
+        self._calls.start(has_pulse=False)
+        self.meetings = Meetings(cluster, self._calls, self._check)
+
+    def swap(self, own: np.ndarray) -> np.ndarray:
+        words = np.pad(own, (0, -own.size % 4)).view(np.int32)
+        kind = _FRAMES if own.size == self._frame_size else _GATHERED
+        with tf.device(self._device):
+            rows = self._gathered(tf.constant(words), kind)
+        found = np.stack([row.numpy() for row in rows])
+        swapped: np.ndarray = found.view(np.uint8)[:, : own.size]
+        return swapped
+
+    def on_host(self, tensor: Any) -> np.ndarray:
+        return np.asarray(tf.convert_to_tensor(tensor).numpy())
+
+    def here(self, value: np.ndarray) -> Any:
+        with tf.device(self._device):
+            return tf.convert_to_tensor(value)
 
     def sum(self, tensors: Sequence[Any], wire: str | None = None) -> list[Any]:
+        """Sums tensors; large ones of float32 travel as the dtype `wire`."""
+        everyone = None
+        if tf.executing_eagerly() and tensors:
+            everyone = self._everyones("a sum", tensors)
+        if everyone is None:
+            return self.sum_alike(tensors, wire)
+        return self._totals(everyone)
+
+    def sum_alike(
+        self, tensors: Sequence[Any], wire: str | None = None
+    ) -> list[Any]:
         """Sums tensors, last first; float32 travels as the dtype `wire`."""
         with tf.device(self._device):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -95,6 +132,11 @@ class TensorFlowWorkers(Workers):
         ]
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        if tf.executing_eagerly():
+            return super().gather(tensors)
+        return self.gather_alike(tensors)
+
+    def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
         if not tensors:
             return [[] for _ in range(self.cluster.num_workers)]
         with tf.device(self._device):
@@ -116,6 +158,8 @@ class TensorFlowWorkers(Workers):
     def gather_rows(
         self, tensors: Sequence[Any], shares: Sequence[Share]
     ) -> list[list[Any]]:
+        if tf.executing_eagerly():
+            return super().gather_rows(tensors, shares)
         # One collective, and a second one if a tensor has another size than
         # `rows[w]` on worker `w`.
         rows = [share.rows for share in shares]
@@ -123,17 +167,17 @@ class TensorFlowWorkers(Workers):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             ragged = [t for t in tensors if t.shape.rank]
             if not ragged:
-                return self.gather(tensors)
+                return self.gather_alike(tensors)
             own = rows[self.cluster.index]
             are_known = all(isinstance(n, int) for n in rows)
             most = max(rows) if are_known else tf.reduce_max(tf.stack(rows))
-            is_static = are_known and not tf.executing_eagerly()
+            is_static = are_known
             sizes = [tf.shape(t)[0] for t in ragged]
             fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
             padded = [
                 _padded(t[:most], most) if t.shape.rank else t for t in tensors
             ]
-            everyone = self.gather([fits, *padded])
+            everyone = self.gather_alike([fits, *padded])
             all_fit = tf.reduce_all([each[0] for each in everyone])
 
             def by_rows() -> list[list[Any]]:
@@ -162,6 +206,11 @@ class TensorFlowWorkers(Workers):
             return result
 
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+        if tf.executing_eagerly():
+            return super().broadcast(tensors)
+        return self.broadcast_alike(tensors)
+
+    def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
         if not tensors:
             return []
         with tf.device(self._device):
@@ -171,28 +220,29 @@ class TensorFlowWorkers(Workers):
                 words = [tf.zeros_like(each) for each in words]
             return [
                 from_words(each, t)
-                for each, t in zip(self.sum(words), tensors, strict=True)
+                for each, t in zip(self.sum_alike(words), tensors, strict=True)
             ]
 
     def concatenate(self, tensor: Any, axis: int) -> Any:
+        if tf.executing_eagerly():
+            return super().concatenate(tensor, axis)
         with tf.device(self._device):
             tensor = tf.convert_to_tensor(tensor)
             moved = tensor if axis == 0 else ops.moveaxis(tensor, axis, 0)
             (joined,) = self.concatenate_rows([moved])
             return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
-    def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
+    def concatenate_numbers(
+        self, numbers: Sequence[Any], what: str = "a comparison"
+    ) -> list[Any]:
+        if tf.executing_eagerly():
+            return super().concatenate_numbers(numbers, what)
         if not numbers:
             return []  # TensorFlow crashes on an empty collective
         with tf.device(self._device):
-            if any(map(tf.is_tensor, numbers)):
-                own = tf.stack([tf.cast(each, tf.int32) for each in numbers])
-            else:  # in one operation
-                own = tf.constant(numbers, tf.int32)
+            own = tf.stack([tf.cast(each, tf.int32) for each in numbers])
             joined = tf.concat(self._gathered(own), axis=0)
-            if not tf.executing_eagerly():
-                return list(tf.unstack(joined))
-            return [int(number) for number in joined.numpy()]
+            return list(tf.unstack(joined))
 
     def concatenate_rows(self, tensors: Sequence[Any]) -> list[Any]:
         """Concatenates the workers' tensors along their first axes."""
@@ -206,9 +256,18 @@ class TensorFlowWorkers(Workers):
             ]
 
     def explain(self, error: BaseException) -> BaseException:
+        divergence = self._calls.found_in(error)
+        if divergence is not None:
+            self._is_over = True
+            return divergence
         lost = explained(error, self.cluster, self._timeout)
         self._is_over = self._is_over or lost is not error
         return lost
+
+    def _check(self, in_background: bool) -> None:
+        """Raises if workers are known to be at different calls."""
+        if self._calls.apart is not None:
+            raise self._calls.apart
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -222,6 +281,7 @@ class TensorFlowWorkers(Workers):
             raise lost from error
 
     def leave(self, reason: str, failed: bool) -> None:
+        self._calls.stop()
         if self._is_over:
             return
         self._is_over = True
@@ -247,14 +307,14 @@ class TensorFlowWorkers(Workers):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             ragged = [t for t in tensors if t.shape.rank]
             if not ragged:
-                return self.gather(tensors)
+                return self.gather_alike(tensors)
             own = tf.stack([tf.shape(t)[0] for t in ragged])
             rows = tf.reshape(self._gathered(own), [count, -1])
             most = iter(tf.unstack(tf.reduce_max(rows, axis=0)))
             padded = [
                 _padded(t, next(most)) if t.shape.rank else t for t in tensors
             ]
-            everyone = self.gather(padded)
+            everyone = self.gather_alike(padded)
             for worker, values in enumerate(everyone):
                 sizes = iter(tf.unstack(rows[worker]))
                 for place, tensor in enumerate(tensors):
@@ -288,12 +348,12 @@ class TensorFlowWorkers(Workers):
         reduced.set_shape(flat.shape)
         return reduced
 
-    def _gathered(self, flat: Any) -> list[Any]:
+    def _gathered(self, flat: Any, kind: int = _GATHERED) -> list[Any]:
         """Gathers a flat int32 tensor; all workers' have the same size."""
         count = self.cluster.num_workers
         with self.explaining():
             joined = tf.raw_ops.CollectiveGatherV2(
-                input=flat, **self._arguments(flat, _GATHERED)
+                input=flat, **self._arguments(flat, kind)
             )
         rows: list[Any] = tf.unstack(tf.reshape(joined, [count, -1]), num=count)
         for row in rows:
@@ -301,6 +361,7 @@ class TensorFlowWorkers(Workers):
         return rows
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
+        self.num_traced += not tf.executing_eagerly()
         with tf.device("/device:CPU:0"):
             key = tf.convert_to_tensor(size_of(flat)) * _NUM_KINDS + kind
         return {

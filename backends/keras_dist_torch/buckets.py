@@ -1,5 +1,6 @@
 """Buckets of gradients, each summed over workers in one collective."""
 
+import hashlib
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -14,8 +15,14 @@ import torch
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
+from keras_dist.plugin.recorder import Call
+from keras_dist.plugin.workers import Body
 from keras_dist_torch.gradients import after_accumulation
 from keras_dist_torch.gradients import weighted_sum
+from keras_dist_torch.sums import Part
+from keras_dist_torch.sums import Start
+from keras_dist_torch.sums import Sum
+from keras_dist_torch.sums import part_of
 from keras_dist_torch.transfers import numbers_on
 from keras_dist_torch.workers import TorchWorkers
 
@@ -41,10 +48,22 @@ class Order:
         )
         # As they are complete, where variables have several dtypes.
         self.buckets.sort(key=min, reverse=True)
+        shapes = repr((self.likes, self.buckets))
+        code = hashlib.blake2b(shapes.encode(), digest_size=4).hexdigest()
+        self.layout = f"{len(variables)} tensors {code}"
         # Whether buckets may be sent before all gradients are there.
         self.is_early = True
         for position, variable in enumerate(variables):
             setattr(variable, _PLACE, (self, position))
+
+    def part_of(self, positions: Sequence[int], workers: TorchWorkers) -> Part:
+        """Describes the message for a bucket that is not the last."""
+        likes = [self.likes[position] for position in positions]
+        size = sum(shape.numel() for shape, _ in likes) + len(likes) + 2
+        dtype, wire = likes[0][1], workers.options.dtype
+        if wire is not None and dtype == torch.float32:
+            dtype = getattr(torch, wire)
+        return size, dtype
 
     def is_of(self, variables: Sequence[keras.Variable]) -> bool:
         return len(self.likes) == len(variables) and all(
@@ -54,10 +73,10 @@ class Order:
 
 
 class Bucket:
-    """Gradients of one dtype whose weighted sum over workers is in progress.
+    """Gradients of one dtype, to be summed over workers with weights.
 
-    After them the sum has a 1 for each that is not `None`, then the flag, and
-    at last each worker's numbers.
+    After them the sum has a 1 for each that is not `None`, then the flag, then
+    each worker's numbers, and at last the flag of `ExpectedSums`.
     """
 
     def __init__(
@@ -71,7 +90,8 @@ class Bucket:
         flag: bool = False,
         numbers: Sequence[Any] = (),
     ) -> None:
-        self._numbers = Numbers(numbers, workers.cluster, device)
+        self._workers = workers
+        self.numbers = Numbers(numbers, workers.cluster, device)
         self._likes = [order.likes[position] for position in positions]
         dtype = self._likes[0][1]
         flags = [float(g is not None) for g in gradients] + [float(flag)]
@@ -83,7 +103,8 @@ class Bucket:
         ]
         size = sum(part.numel() for part in parts)
         parts.append(numbers_on(device, flags).to(dtype))
-        flat = torch.cat([*parts, *self._numbers.sent()])
+        end = torch.zeros(1, dtype=dtype, device=device)
+        flat = torch.cat([*parts, *self.numbers.sent(), end])
         if not weight:  # drops a gradient even if it is NaN
             flat[:size].zero_()
         elif weight != 1:
@@ -91,14 +112,32 @@ class Bucket:
         wire = workers.options.dtype
         if wire is not None and dtype == torch.float32:
             flat = flat.to(getattr(torch, wire))
-        self._flat = flat
-        self._wait: Callable[[], None] = workers.start_sum(flat)
+        self.flat = flat
+        self._wait: Callable[[], None] = lambda: None
+
+    def start(self, start: Start) -> Self:
+        """Begins to sum it."""
+        self._wait = start(self.flat)
+        return self
+
+    def swap(self, call: Call) -> Self:
+        """Sums it by an exchange, as it is small."""
+        data = self.flat.cpu().view(torch.uint8).numpy().tobytes()
+        body = Body(len(data), lambda: data)
+        _, bodies = self._workers.exchange(call, b"", body)
+        assert bodies is not None
+        rows = torch.frombuffer(
+            bytearray(b"".join(bodies)), dtype=self.flat.dtype
+        )
+        total = rows.reshape(len(bodies), -1).sum(0, dtype=rows.dtype)
+        self.flat = total.to(self.flat.device)
+        return self
 
     def finish(self) -> "Finished":
         self._wait()
         sizes = [shape.numel() for shape, _ in self._likes]
-        rest = self._flat.numel() - sum(sizes)
-        *parts, last = self._flat.split([*sizes, rest])
+        rest = self.flat.numel() - sum(sizes)
+        *parts, last = self.flat.split([*sizes, rest])
         count = len(sizes) + 1
         *present, flag = last[:count].tolist()
         sums = [
@@ -107,7 +146,8 @@ class Bucket:
                 parts, self._likes, present, strict=True
             )
         ]
-        return Finished(sums, bool(flag), self._numbers.arrived(last[count:]))
+        numbers = self.numbers.arrived(last[count:-1])
+        return Finished(sums, bool(flag), numbers, float(last[-1]))
 
 
 class Finished(NamedTuple):
@@ -116,6 +156,7 @@ class Finished(NamedTuple):
     sums: list[torch.Tensor | None]
     is_flagged: bool  # by any worker
     numbers: list[list[Any]]  # of each worker
+    guard: float  # how many workers are at something else
 
 
 # Integers travel as two digits in this base, which float32 has exactly.
@@ -133,17 +174,22 @@ class Numbers:
         self, own: Sequence[Any], cluster: Cluster, device: torch.device
     ) -> None:
         self._own = own
+        self._integers = [each for each in own if isinstance(each, int)]
         self._cluster = cluster
         self._device = device
+
+    @property
+    def layout(self) -> str:
+        """What they are, for comparisons of workers."""
+        return f"{len(self._own)} numbers, {len(self._integers)} integers"
 
     def sent(self) -> list[torch.Tensor]:
         """Returns what this worker adds to the sum, flat."""
         if not self._own:
             return []
         digits: list[float] = []
-        for number in self._own:
-            if isinstance(number, int):
-                digits += _digits(number)
+        for number in self._integers:
+            digits += _digits(number)
         floats = [each for each in self._own if not isinstance(each, int)]
         parts = [x.detach().to(self._device, torch.float32) for x in floats]
         if digits:
@@ -259,30 +305,54 @@ class Overlap:
         is_stale = bool(sent) and not self._is_same(order, gradients)
         self._ready.pop(order, None)
 
-        def send(positions: list[int], *last: Any) -> Bucket:
+        def made(positions: list[int], *last: Any) -> Bucket:
             chosen = [own[position] for position in positions]
-            return Bucket(
-                order,
-                positions,
-                chosen,
-                weight,
-                self._device,
-                self._workers,
-                *last,
-            )
+            return self._bucket(order, positions, chosen, weight, *last)
 
+        workers = self._workers
         *early, last = order.buckets
-        started = sent + [send(positions) for positions in early[len(sent) :]]
-        final = send(last, is_stale, numbers)
-        finished = [bucket.finish().sums for bucket in started]
-        totals, anyone_is_stale, arrived = final.finish()
-        if anyone_is_stale:
-            order.is_early = False
-            again = [send(positions) for positions in early]
-            finished = [bucket.finish().sums for bucket in again]
-        summed = iter([*finished, totals])
+        final = made(last, is_stale, numbers)
+        layout = f"{order.layout} and {final.numbers.layout}"
+        call = workers.call("gradients", layout)
+        if not early and workers.is_small(final.flat.nbytes):
+            done = [final.swap(call).finish()]
+        else:
+            whole = Sum(
+                call,
+                order.layout,
+                tuple(order.part_of(each, workers) for each in early),
+                part_of(final.flat),
+            )
+            if workers.sums.expected != whole:
+                for bucket in sent:
+                    bucket.finish()
+                sent = []
+            workers.agree(whole)
+            missing = early[len(sent) :]
+            start = workers.start_sum
+            begun = sent + [made(own).start(start) for own in missing]
+            done = [bucket.finish() for bucket in (*begun, final.start(start))]
+            workers.end_sum(whole, done[-1].guard)
+            if done[-1].is_flagged:
+                order.is_early = False
+                again = [made(own).start(start) for own in early]
+                done = [*(bucket.finish() for bucket in again), done[-1]]
+        summed = iter([each.sums for each in done])
         sums = in_packs(lambda _: next(summed), order.buckets, own)
-        return sums, arrived
+        return sums, done[-1].numbers
+
+    def _bucket(
+        self,
+        order: Order,
+        positions: Sequence[int],
+        gradients: Sequence[torch.Tensor | None],
+        weight: float,
+        *last: Any,
+    ) -> Bucket:
+        device, workers = self._device, self._workers
+        return Bucket(
+            order, positions, gradients, weight, device, workers, *last
+        )
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any
@@ -291,6 +361,9 @@ class Overlap:
         own = (gradient, gradient._version)
         # Only the first one of each replica: that is what is sent.
         ready.setdefault(position, {}).setdefault(replica, own)
+        expected = self._workers.sums.expected
+        if expected is None or expected.order != order.layout:
+            return
         sent = self._sent.setdefault(order, [])
         count = len(self._weights)
         for positions in order.buckets[len(sent) : -1]:
@@ -301,10 +374,8 @@ class Overlap:
                     [[ready[p][i][0] for p in positions] for i in range(count)],
                     self._weights,
                 )
-                bucket = Bucket(
-                    order, positions, sums, weight, self._device, self._workers
-                )
-                sent.append(bucket)
+                bucket = self._bucket(order, positions, sums, weight)
+                sent.append(bucket.start(self._workers.sums.send_early))
 
     def _local_sum(
         self, gradients: Sequence[Sequence[Any]], weights: Sequence[float]

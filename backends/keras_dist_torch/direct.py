@@ -165,7 +165,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> T:
         place = named(replica.id, self.plan.num_replicas)
         try:
-            with place, self._own_randomness(), self.workers.waiting():
+            with place, self._own_randomness():
                 return self._on_device(fn, replica, *args)
         finally:
             replica.close()

@@ -230,7 +230,7 @@ class DTensorHome(ShardedHome):
         if isinstance(replica, GathersVariables):
             return replica.whole(self.variable, kept)
         self._workers.meet(self.variable.path)
-        with self._workers.named(), self._workers.waiting():
+        with self._workers.named():
             return kept.detach().full_tensor()
 
     def set_whole(self, value: torch.Tensor) -> None:

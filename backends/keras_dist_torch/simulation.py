@@ -76,18 +76,16 @@ class SimulatedWorkers(TorchWorkers):
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         return list(tensors)
 
-    def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
+    def concatenate_numbers(
+        self, numbers: Sequence[Any], what: str = ""
+    ) -> list[Any]:
         return [*numbers] * self.cluster.num_workers
 
     def chief_value(self, value: np.ndarray) -> np.ndarray:
         return value
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, layout: str = "") -> None:
         """There is nobody to wait for."""
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        yield
 
     def leave(self, reason: str, failed: bool) -> None:
         """There is nobody to leave."""

@@ -2,19 +2,18 @@
 
 import contextlib
 import datetime
-import errno
 import socket
-import time
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from keras_dist.core.addresses import split_address
 from keras_dist.core.plan import Cluster
-from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import resolve
+from keras_dist.joining.answering import answer_roll
+from keras_dist.joining.answering import open_listener
 from keras_dist.plugin.heartbeats import Blackboard
 
 
@@ -52,76 +51,51 @@ def rendezvous(
     cluster: Cluster, timeout: float, own: str
 ) -> tuple[Any, list[str]]:
     """Opens the store; returns it and each worker's word, once written."""
-    host, port = split_address(cluster.leader)
-    try:
-        socket.getaddrinfo(host, port)
-    except OSError as error:
-        raise ClusterError(
-            f"The chief's host is unknown. Received: '{cluster.leader}' "
-            f"({error}). Expected: a name or address that every worker can "
-            "resolve."
-        ) from error
-    deadline = time.monotonic() + timeout
-    store = _served(cluster) if cluster.is_chief else connect(cluster, timeout)
+    with contextlib.ExitStack() as stack:
+        listener = None
+        if cluster.is_chief:
+            # Opened here, because a socket that the store opens listens on
+            # every interface.
+            listener = stack.enter_context(open_listener(cluster))
+        answer_roll(cluster, timeout, listener)
+        store = _store(cluster, timeout, listener)
     keys = [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]
     store.set(keys[cluster.index], own)
     try:
-        left = max(deadline - time.monotonic(), 0.1)
-        store.wait(keys, datetime.timedelta(seconds=left))
+        store.wait(keys, datetime.timedelta(seconds=timeout))
     except RuntimeError as error:
         missing = [i for i, key in enumerate(keys) if not store.check([key])]
         raise WorkerLostError(
-            f"Not all workers joined within {timeout:g} seconds. Missing: "
-            f"{', '.join(f'worker {i}' for i in missing)}. Expected: "
-            f"{cluster.num_workers} workers, each started with its own index. "
-            "See what they printed."
+            "Not all workers connected with the store within "
+            f"{timeout:g} seconds. Missing: "
+            f"{', '.join(f'worker {i}' for i in missing)}. See what they "
+            "printed, and start all workers again."
         ) from error
     return store, [store.get(key).decode() for key in keys]
 
 
-def _served(cluster: Cluster) -> Any:
-    host, port = split_address(cluster.leader)
-    # Bound here, because a socket that the store opens listens on every
-    # interface.
-    family, _, _, _, where = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    )[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(where)
-    except OSError as error:
-        is_used = error.errno == errno.EADDRINUSE
-        what = "is in use" if is_used else "is not an address of this host"
-        raise ClusterError(
-            f"The chief can't listen: its address {what}. Received: "
-            f"'{cluster.leader}' ({error}). Expected: an address of this host "
-            "with a free port."
-        ) from error
-    listener.listen()
-    return dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
-
-
 def connect(cluster: Cluster, timeout: float) -> Any:
-    """Connects to the store of the cluster's leader, which may start later."""
-    host, port = split_address(cluster.leader)
+    """Connects to the store of the cluster's leader."""
+    return _store(cluster, timeout, None)
+
+
+def _store(
+    cluster: Cluster, timeout: float, listener: socket.socket | None
+) -> Any:
+    host, port = resolve(cluster.leader)
+    served = {} if listener is None else {"master_listen_fd": listener.detach()}
     try:
         return dist.TCPStore(
             host,
             port,
-            is_master=False,
+            is_master=listener is not None,
             wait_for_workers=False,
             timeout=datetime.timedelta(seconds=timeout),
+            **served,
         )
     except RuntimeError as error:
         raise WorkerLostError(
             f"The chief can't be reached: worker 0 at '{cluster.leader}' did "
-            f"not answer within {timeout:g} seconds. Expected: a worker 0, "
-            "started with the same addresses. See what it printed."
+            f"not answer within {timeout:g} seconds. See what it printed, and "
+            "start all workers again."
         ) from error

@@ -8,24 +8,34 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from keras_dist.core.addresses import own_host
 from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
+from keras_dist.errors import KerasDistError
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import own_host
 from keras_dist.plugin.heartbeats import SILENCE
 from keras_dist.plugin.heartbeats import Heartbeats
 from keras_dist.plugin.meetings import Meetings
+from keras_dist.plugin.recorder import Call
+from keras_dist.plugin.workers import NO_BODY
+from keras_dist.plugin.workers import Body
+from keras_dist.plugin.workers import Like
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.stores import StoreBoard
 from keras_dist_torch.stores import connect
 from keras_dist_torch.stores import rendezvous
+from keras_dist_torch.sums import ExpectedSums
+from keras_dist_torch.sums import Sum
+from keras_dist_torch.sums import part_of
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
@@ -53,7 +63,12 @@ class TorchWorkers(Workers):
         self.store, words = rendezvous(cluster, self._timeout, " ".join(own))
         self._is_nccl = may_use_nccl([word.split() for word in words], options)
         with self.named():
-            self.group = self._group()
+            self.group = self._group("group", self._is_nccl)
+            # Frames are apart from other messages, which they are not mistaken
+            # for, and pass through the host's memory alone.
+            self._frames = self._group("frames", is_nccl=False)
+        device = torch.device("cuda" if self._is_nccl else "cpu")
+        self.sums = ExpectedSums(self.start_sum, device)
         self._beats = Heartbeats(
             cluster,
             StoreBoard(connect(cluster, self._timeout)),
@@ -61,13 +76,14 @@ class TorchWorkers(Workers):
             silence=min(SILENCE, self._timeout),
             on_loss=self._abort,
         )
+        self._beats.recorder = self.recorder
         self._beats.start()
         self.meetings = Meetings(cluster, self._beats, self.check)
 
-    def _group(self) -> Any:
+    def _group(self, name: str, is_nccl: bool) -> Any:
         cluster = self.cluster
-        store = dist.PrefixStore("keras_dist/group", self.store)
-        if self._is_nccl:
+        store = dist.PrefixStore(f"keras_dist/{name}", self.store)
+        if is_nccl:
             kind = dist.ProcessGroupNCCL
             settings = kind.Options()
         else:
@@ -75,8 +91,9 @@ class TorchWorkers(Workers):
             settings = kind._Options()
             # By default gloo listens at the address that the host name
             # resolves to, which may not be the worker's.
-            own = kind.create_device(hostname=own_host(cluster))
-            settings._devices = [own]
+            own = cluster.addresses[cluster.index]
+            host = own_host(own, cluster.leader)
+            settings._devices = [kind.create_device(hostname=host)]
         settings._timeout = datetime.timedelta(seconds=self._timeout)
         return kind(store, cluster.index, cluster.num_workers, settings)
 
@@ -91,28 +108,22 @@ class TorchWorkers(Workers):
     def _abort(self) -> None:
         """Ends collectives that wait for lost workers."""
         self._is_aborted = True
-        self.group.abort()
+        for group in (self.group, self._frames):
+            group.abort()
 
     def _wait(self, work: Any) -> None:
         """Waits for a collective; the sums of an aborted one are an error."""
-        with self.waiting():
-            work.wait()
+        work.wait()
         self._check()
-
-    @contextlib.contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Tells the others that this worker may wait for them, inside."""
-        self._beats.enter()
-        try:
-            yield
-        finally:
-            self._beats.exit()
 
     def _check(self) -> None:
         """Raises if collectives were aborted, also those that GPUs wait for."""
         if self._is_nccl:
             # The wait is the GPU's, and it ends without an error on an abort.
             torch.cuda.current_stream().synchronize()
+        self._check_aborted()
+
+    def _check_aborted(self) -> None:
         if self._is_aborted:
             raise RuntimeError("The collective was aborted.")
 
@@ -123,6 +134,45 @@ class TorchWorkers(Workers):
         with self.named():
             self._check()
 
+    def swap(self, own: np.ndarray) -> np.ndarray:
+        # A copy, because a frozen array would be a warning.
+        sent = torch.from_numpy(own.copy())
+        arrived = torch.empty(
+            (self.cluster.num_workers, sent.numel()), dtype=torch.uint8
+        )
+        if sent.numel():
+            with self.named():
+                self._frames._allgather_base(arrived.reshape(-1), sent).wait()
+            self._check_aborted()
+        return np.asarray(arrived)
+
+    def exchange(
+        self, call: Call, head: bytes, body: Body = NO_BODY
+    ) -> tuple[list[bytes], list[bytes] | None]:
+        self.sums.give_up()
+        found = super().exchange(call, head, body)
+        self.sums.follow(call.key)
+        return found
+
+    def forget_calls(self) -> None:
+        super().forget_calls()
+        self.sums.forget()
+
+    def on_host(self, tensor: Any) -> np.ndarray:
+        value = torch.as_tensor(tensor).detach().cpu()
+        if value.dtype == torch.bfloat16:
+            words = np.asarray(value.contiguous().view(torch.int16))
+            return words.view(ml_dtypes.bfloat16)
+        return np.asarray(value.resolve_conj())
+
+    def here(self, value: np.ndarray) -> Any:
+        if value.dtype == ml_dtypes.bfloat16:
+            words = torch.from_numpy(value.view(np.int16).copy())
+            tensor = words.view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(np.array(value))
+        return tensor.cuda() if self._is_nccl else tensor
+
     def _sendable(self, tensors: Sequence[Any]) -> list[Any]:
         """Moves tensors of the host to the primary GPU for NCCL."""
         if not self._is_nccl:
@@ -130,23 +180,40 @@ class TorchWorkers(Workers):
         return [each.cuda() if each.is_cpu else each for each in tensors]
 
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        return in_packs(
-            self._sum_of_one_dtype,
-            packs([t.dtype for t in tensors]),
-            self._sendable(tensors),
-        )
-
-    def _sum_of_one_dtype(self, tensors: list[torch.Tensor]) -> list[Any]:
-        dtype = tensors[0].dtype
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        flat = flat.to(_SUMMED_AS.get(dtype, dtype))
-        if flat.numel():
+        if self.is_small(sum(tensor.nbytes for tensor in tensors)):
+            return super().sum(tensors)
+        layout = ", ".join(str(Like.of(tensor)) for tensor in tensors)
+        tensors = self._sendable(tensors)
+        groups = packs([tensor.dtype for tensor in tensors])
+        flats = [_flat([tensors[index] for index in own]) for own in groups]
+        call = self.call("a sum", layout)
+        self.sum_expected(Sum(call, "", (), part_of(flats[0])), flats[0])
+        for flat in flats[1:]:
             self.start_sum(flat)()
-        parts = flat.to(dtype).split([tensor.numel() for tensor in tensors])
-        return [
-            part.reshape(tensor.shape)
-            for part, tensor in zip(parts, tensors, strict=True)
-        ]
+        summed = iter(flats)
+        return in_packs(lambda own: _like(next(summed), own), groups, tensors)
+
+    def sum_expected(self, own: Sum, last: torch.Tensor) -> None:
+        """Sums a flat tensor in place, whose last element is for the flag."""
+        self.agree(own)
+        self.start_sum(last)()
+        self.end_sum(own, float(last[-1]))
+
+    def agree(self, own: Sum) -> None:
+        """Has all workers begin a sum; they compare it, if they have to."""
+
+        def compare() -> None:
+            self.exchange(own.call, b"")
+
+        self.sums.agree(own, compare)
+        if not self.in_step:  # which is recorded
+            self.recorder.note(own.call)
+
+    def end_sum(self, own: Sum, flag: float) -> None:
+        """Ends a sum, whose flag tells that a worker is at something else."""
+        if flag:
+            self.exchange(own.call, b"")
+        self.sums.follow(own.call.key)
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
         """Starts to sum a flat tensor in place; returns the wait for it."""
@@ -213,7 +280,7 @@ class TorchWorkers(Workers):
             self._wait(self.group._allgather_base(arrived, own))
         return arrived
 
-    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+    def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
         packed = _bytes_of(self._sendable(tensors))
         outputs = [
             torch.empty_like(packed) for _ in range(self.cluster.num_workers)
@@ -222,42 +289,30 @@ class TorchWorkers(Workers):
             self._gather_bytes(outputs, packed)
         return [_tensors_of(each, tensors) for each in outputs]
 
-    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+    def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
         packed = _bytes_of(self._sendable(tensors))
         if packed.numel():
             with self.named():
                 self._wait(self.group.broadcast([packed]))
         return _tensors_of(packed, tensors)
 
-    def concatenate(self, tensor: Any, axis: int) -> Any:
-        moved = torch.movedim(tensor, axis, 0).contiguous()
-        sizes = self.concatenate_numbers([moved.shape[0]])
-        padded = moved.new_zeros((max(sizes), *moved.shape[1:]))
-        padded[: moved.shape[0]] = moved
-        parts = [
-            each[0][:size]
-            for each, size in zip(self.gather([padded]), sizes, strict=True)
-        ]
-        return torch.movedim(torch.cat(parts), 0, axis)
-
     def leave(self, reason: str, failed: bool) -> None:
         # What was sent last may not have arrived yet.
         self._beats.stop(reason, patience=0 if failed else PARTING)
         if failed or self._has_lost:
-            self.group.abort()
-            # Never destroyed: its threads may wait forever, and destroying it
-            # with them would abort the process.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+            for group in (self.group, self._frames):
+                group.abort()
+                # Never destroyed: its threads may wait forever, and destroying
+                # it with them would abort the process.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
-        """Turns the error of a failed collective into `WorkerLostError`."""
+        """Turns the error of a failed collective into one that says why."""
         try:
             yield
         except RuntimeError as error:
-            if isinstance(error, WorkerLostError) or not hasattr(
-                self, "_beats"
-            ):
+            if isinstance(error, KerasDistError) or not hasattr(self, "_beats"):
                 raise
             raise self._lost() from error
 
@@ -267,8 +322,10 @@ class TorchWorkers(Workers):
         is_sign = any(sign in text for sign in _SIGNS)
         return self._lost() if is_sign and not is_known else error
 
-    def _lost(self) -> WorkerLostError:
+    def _lost(self) -> KerasDistError:
         self._has_lost = True
+        if self._beats.apart is not None:
+            return self._beats.apart
         who = self._beats.describe_lost() or (
             "every worker is alive, but not all of them took part within "
             f"{self._timeout:g} seconds"
@@ -284,6 +341,25 @@ class TorchWorkers(Workers):
     ) -> None:
         with self.named():
             self._wait(self.group.allgather([outputs], [packed]))
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Returns tensors of one dtype as a flat one to sum, and the flag."""
+    parts = [tensor.detach().reshape(-1) for tensor in tensors]
+    flat = torch.cat([*parts, parts[0].new_zeros(1)])
+    return flat.to(_SUMMED_AS.get(flat.dtype, flat.dtype))
+
+
+def _like(
+    flat: torch.Tensor, tensors: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Undoes `_flat` after the sum."""
+    sizes = [tensor.numel() for tensor in tensors]
+    parts = flat.to(tensors[0].dtype).split([*sizes, 1])
+    return [
+        part.reshape(tensor.shape)
+        for part, tensor in zip(parts, tensors, strict=False)
+    ]
 
 
 def check_alone() -> None:

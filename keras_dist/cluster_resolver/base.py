@@ -134,6 +134,14 @@ class ClusterResolver(ABC):
         """Number of times that the workers were restarted."""
         return 0
 
+    @property
+    def job(self) -> str:
+        """A word that all workers of one start have in common, or `""`.
+
+        Workers of another job have another one, and are refused.
+        """
+        return ""
+
     def own_task(self) -> tuple[str | None, int | None]:
         """Returns the default of `task_type` and `task_id`."""
         return None, None

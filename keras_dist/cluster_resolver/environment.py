@@ -13,6 +13,10 @@ from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
 
+# Below Linux's ephemeral ports, which begin at 32768, and below torchrun's own
+# ports, which are 29400 and 29500 by default.
+_FIRST_PORT, _NUM_PORTS = 10240, 16384
+
 
 class EnvironmentResolver(ClusterResolver):
     """A resolver that reads environment variables."""
@@ -99,6 +103,15 @@ def rank_below(
             f"0 to {number - 1}."
         )
     return Place(index, number)
+
+
+def job_port(number: int, count: int) -> int:
+    """Returns the first of `count` ports in a row for a job with a number.
+
+    Jobs with as many ports and with numbers near each other share none.
+    """
+    width = 1 << (count - 1).bit_length()
+    return _FIRST_PORT + number % max(1, _NUM_PORTS // width) * width
 
 
 def host_port(host: str, port: int, ports: str) -> str:

@@ -8,6 +8,7 @@ from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import Place
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
+from keras_dist.cluster_resolver.environment import job_port
 from keras_dist.cluster_resolver.environment import rank_below
 from keras_dist.cluster_resolver.environment import required
 from keras_dist.cluster_resolver.spec import ClusterSpec
@@ -72,13 +73,12 @@ class WorkersResolver(EnvironmentResolver):
 
 
 def _from_leader(
-    host: str, port: int, number: int, on_one_host: bool, skip: int = 0
+    host: str, port: int, number: int, on_one_host: bool
 ) -> list[str]:
     """Returns consecutive ports of the leader's host; "" on other hosts."""
     known = number if on_one_host else 1
     ports = f"MASTER_PORT={port} with {number} workers"
-    first = port + skip
-    addresses = [host_port(host, first + i, ports) for i in range(known)]
+    addresses = [host_port(host, port + i, ports) for i in range(known)]
     return addresses + [""] * (number - known)
 
 
@@ -89,10 +89,12 @@ class TorchrunClusterResolver(WorkersResolver):
     """A resolver for workers that torchrun started, on any backend.
 
     It reads the environment variables `RANK`, `WORLD_SIZE`,
-    `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and
-    `TORCHELASTIC_RESTART_COUNT`. torchrun itself listens at `MASTER_PORT`, so
-    worker `i` is given port `MASTER_PORT + 1 + i`. With several hosts, only
-    the first worker's host is known, and the other addresses are empty.
+    `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and
+    `TORCHELASTIC_RESTART_COUNT`. torchrun itself listens at `MASTER_PORT`.
+    Workers use ports between 10240 and 26623 that are computed from it, so
+    that jobs with neighbouring ports share none. With several hosts, only
+    the first worker's host is known, and the other addresses are empty. Its
+    port is then `10240 + MASTER_PORT % 16384`.
 
     torchrun shows all GPUs of a host to each of its workers. If there are as
     many as workers, or more, `cluster_spec()` sets `CUDA_VISIBLE_DEVICES` to
@@ -111,7 +113,7 @@ class TorchrunClusterResolver(WorkersResolver):
     ...     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
     ... })
     >>> resolver.cluster_spec()
-    ClusterSpec({'worker': ['127.0.0.1:29501', '127.0.0.1:29502']})
+    ClusterSpec({'worker': ['127.0.0.1:20088', '127.0.0.1:20089']})
     """
 
     _local = (("LOCAL_RANK", "LOCAL_WORLD_SIZE"),)
@@ -122,7 +124,8 @@ class TorchrunClusterResolver(WorkersResolver):
         host = required(self._environ, "MASTER_ADDR", _BY_TORCHRUN)
         port = integer(self._environ, "MASTER_PORT", _BY_TORCHRUN, 1, 65535)
         on_one_host = self._on_one_host(number, "LOCAL_WORLD_SIZE")
-        return _from_leader(host, port, number, on_one_host, skip=1)
+        first = job_port(port, number if on_one_host else 1)
+        return _from_leader(host, first, number, on_one_host)
 
     def index(self) -> int:
         """Returns this worker's rank."""
@@ -133,6 +136,18 @@ class TorchrunClusterResolver(WorkersResolver):
         """Number of times that torchrun restarted the workers."""
         return self._count("TORCHELASTIC_RESTART_COUNT", _BY_TORCHRUN)
 
+    @property
+    def job(self) -> str:
+        """torchrun's run, by its id and its port."""
+        name = self._environ.get("TORCHELASTIC_RUN_ID", "")
+        port = self._environ.get("MASTER_PORT", "")
+        word = f"torchrun {name!r} at port {port}"
+        number = torchrun_place(self._environ).number
+        if self._on_one_host(number, "LOCAL_WORLD_SIZE"):
+            # The agents of several hosts may count restarts differently.
+            word += f", restart {self.restarts}"
+        return word
+
 
 def torchrun_place(environ: Mapping[str, str]) -> Place:
     """Returns this process' place among torchrun's."""
@@ -142,6 +157,7 @@ def torchrun_place(environ: Mapping[str, str]) -> Place:
 WORKERS = "KERAS_DIST_WORKERS"
 INDEX = "KERAS_DIST_WORKER_INDEX"
 COORDINATOR = "KERAS_DIST_COORDINATOR"
+JOB = "KERAS_DIST_JOB"
 RESTARTS = "KERAS_DIST_RESTARTS"
 _BY_KERAS_DIST = (
     "`keras-dist run`; if you start workers yourself, set "
@@ -156,7 +172,8 @@ class KerasDistClusterResolver(WorkersResolver):
     separated by commas and chief first; `KERAS_DIST_WORKER_INDEX` is this
     worker's position. `KERAS_DIST_COORDINATOR`, if set, is the address of the
     rendezvous. `KERAS_DIST_RESTARTS` is the number of times that the workers
-    were restarted.
+    were restarted. `KERAS_DIST_JOB`, if set, is a word of this start: workers
+    with another one are refused.
 
     Raises:
         ClusterError: From methods that need a variable that is absent or
@@ -205,6 +222,11 @@ class KerasDistClusterResolver(WorkersResolver):
         """The number in `KERAS_DIST_RESTARTS`; 0 if it is not set."""
         return self._count(RESTARTS, _BY_KERAS_DIST)
 
+    @property
+    def job(self) -> str:
+        """The word in `KERAS_DIST_JOB`, or `""`."""
+        return self._environ.get(JOB, "").strip()
+
 
 # The variables of Open MPI, then those of MPICH, Intel MPI and others.
 MPI_RANKS = (
@@ -218,10 +240,6 @@ _JOB_IDS = (
     "OMPI_MCA_orte_ess_jobid",
     "PMI_JOBID",
 )
-
-# Below Linux's ephemeral ports, which begin at 32768.
-_FIRST_PORT = 10240
-_NUM_PORTS = 20000
 
 
 class MPIClusterResolver(WorkersResolver):
@@ -237,7 +255,7 @@ class MPIClusterResolver(WorkersResolver):
     and the others are empty. If all workers are on this host, as
     `OMPI_COMM_WORLD_LOCAL_SIZE` or `MPI_LOCALNRANKS` says, `MASTER_ADDR` and
     `MASTER_PORT` may be absent. The workers then use loopback, and ports
-    between 10240 and 30239 that are computed from the job's id
+    between 10240 and 26623 that are computed from the job's id
     (`PMIX_NAMESPACE` or a similar variable). Set `MASTER_PORT` if those are in
     use.
 
@@ -283,7 +301,9 @@ class MPIClusterResolver(WorkersResolver):
         if self._environ.get("MASTER_PORT"):
             port = integer(self._environ, "MASTER_PORT", "you", 1, 65535)
         else:
-            port = self._job_port(number) if on_one_host else 0
+            has_port = on_one_host and self._id()
+            number_of_job = zlib.crc32(self._id().encode())
+            port = job_port(number_of_job, number) if has_port else 0
         if not host or not port:
             raise ClusterError(
                 f"MPI started {number} workers, but does not say where they "
@@ -296,14 +316,14 @@ class MPIClusterResolver(WorkersResolver):
             )
         return host, port
 
-    def _job_port(self, number: int) -> int:
-        ids = [
-            self._environ[name] for name in _JOB_IDS if name in self._environ
-        ]
-        if not ids:
-            return 0
-        room = max(1, _NUM_PORTS - number)
-        return _FIRST_PORT + zlib.crc32(ids[0].encode()) % room
+    def _id(self) -> str:
+        """Returns the job's id; empty if MPI gives none."""
+        return next(filter(None, map(self._environ.get, _JOB_IDS)), "")
+
+    @property
+    def job(self) -> str:
+        """MPI's job, by its id; empty without one."""
+        return self._id() and f"MPI job {self._id()}"
 
 
 def mpi_place(environ: Mapping[str, str]) -> Place:

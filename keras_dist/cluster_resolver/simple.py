@@ -198,6 +198,11 @@ class UnionResolver(ClusterResolver):
         """The first resolver's number of restarts."""
         return self._resolvers[0].restarts
 
+    @property
+    def job(self) -> str:
+        """The first resolver's word of the job."""
+        return self._resolvers[0].job
+
     def own_task(self) -> tuple[str | None, int | None]:
         """Returns the first resolver's task type and index."""
         first = self._resolvers[0]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
+from keras_dist.cluster_resolver.environment import job_port
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.environment.hostlist import hosts_of
 from keras_dist.environment.machine import VISIBLE
@@ -15,6 +16,8 @@ from keras_dist.environment.machine import listed_gpus
 from keras_dist.environment.machine import visible_gpus
 from keras_dist.errors import ClusterError
 
+# The default of `tf.distribute`.
+_DEFAULT_PORT = 8888
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
@@ -134,12 +137,16 @@ class SlurmClusterResolver(EnvironmentResolver):
     consecutive tasks.
 
     It reads the environment variables `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS`,
-    `SLURM_STEP_NODELIST` and `SLURM_STEP_TASKS_PER_NODE` when it is created.
+    `SLURM_STEP_NODELIST` and `SLURM_STEP_TASKS_PER_NODE` when it is created,
+    and `SLURM_JOB_ID`, `SLURM_STEP_ID` and `SLURM_RESTART_COUNT`, if set.
 
     Args:
         jobs: Dict from the names of jobs to their numbers of tasks. By
             default all tasks are `worker`s.
-        port_base: Integer, the first port on each node.
+        port_base: Integer, the first port on each node. By default one
+            between 10240 and 26623 that is computed from the ids of the job
+            and the step, so that those which share a node have ports of their
+            own; 8888, the default of `tf.distribute`, without a job's id.
         gpus_per_node: Integer. By default the number in `SLURM_GPUS_ON_NODE`,
             else of `CUDA_VISIBLE_DEVICES`, else of nvidia-smi; 0 without any.
         gpus_per_task: Integer. By default a node's GPUs are shared evenly.
@@ -171,7 +178,7 @@ class SlurmClusterResolver(EnvironmentResolver):
     def __init__(
         self,
         jobs: Mapping[str, int] | None = None,
-        port_base: int = 8888,
+        port_base: int | None = None,
         gpus_per_node: int | None = None,
         gpus_per_task: int | None = None,
         tasks_per_node: int | Mapping[str, int] | None = None,
@@ -184,9 +191,13 @@ class SlurmClusterResolver(EnvironmentResolver):
             if jobs is None
             else dict(jobs)
         )
-        self._port_base = port_base
         self.rpc_layer = rpc_layer
         by_host = self._tasks_by_host(tasks_per_node)
+        self._port_base = (
+            self._job_port(max(by_host.values()))
+            if port_base is None
+            else port_base
+        )
         self._places = [
             _Slot(host, local_rank)
             for host, number in by_host.items()
@@ -215,6 +226,29 @@ class SlurmClusterResolver(EnvironmentResolver):
             ]
             first += number
         return ClusterSpec(spec)
+
+    @property
+    def job(self) -> str:
+        """Slurm's job and step, by their ids; empty without an id."""
+        name, step = self._ids()
+        again = self._environ.get("SLURM_RESTART_COUNT", "0")
+        return name and f"SLURM job {name}, step {step}, restart {again}"
+
+    def _ids(self) -> tuple[str, str]:
+        """Returns the ids of the job and of the step, empty without one."""
+        job, step = (
+            self._environ.get(f"SLURM_{name}_ID", "")
+            for name in ("JOB", "STEP")
+        )
+        return job, step
+
+    def _job_port(self, count: int) -> int:
+        job, step = self._ids()
+        if not job:
+            return _DEFAULT_PORT
+        # Neither a job's steps nor jobs that follow each other share ports.
+        numbers = [int(each) if each.isdecimal() else 0 for each in (job, step)]
+        return job_port(numbers[0] * 101 + numbers[1], count)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Returns the type and index of this process' task."""

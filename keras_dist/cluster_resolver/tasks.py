@@ -1,12 +1,16 @@
 """Roles of a cluster's tasks, and the workers that train together."""
 
+import contextlib
+import ipaddress
 import re
+import socket
 from typing import Any
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
+from keras_dist.joining.addresses import split
 
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 _SINGLE = ("chief", "evaluator")
@@ -131,6 +135,7 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
         addresses=addresses,
         coordinator=coordinator,
         restarts=getattr(resolver, "restarts", 0),
+        job=getattr(resolver, "job", ""),
     )
 
 
@@ -164,6 +169,23 @@ def _check_address(address: str, what: str) -> None:
             f"{what} must be 'host:port', with a port of 1 to 65535. Received: "
             f"{address!r}."
         )
+    if _is_unspecified(split(address)[0]):
+        raise ClusterError(
+            f"{what} must be one at which the other workers reach it. "
+            f"Received: {address!r}, which stands for all addresses of a "
+            "machine. Expected: the host's name or IP address; if all workers "
+            "are on one machine, 127.0.0.1."
+        )
+
+
+def _is_unspecified(host: str) -> bool:
+    """Tells whether a host is the address that stands for all of a machine."""
+    with contextlib.suppress(OSError):
+        return not any(socket.inet_aton(host))  # short forms, such as 0, too
+    with contextlib.suppress(ValueError):
+        ip = ipaddress.IPv6Address(host)
+        return (ip.ipv4_mapped or ip).is_unspecified
+    return False
 
 
 def _checked(

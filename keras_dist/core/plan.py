@@ -24,6 +24,9 @@ class Cluster:
             that outlives each of them, or `None`. `keras-dist run` starts one
             if the backend supports it.
         restarts: Integer, number of times that the group was restarted.
+        job: String, a word that all workers of one start have in common, and
+            workers of other jobs do not; empty if the launcher has none. Then
+            the addresses stand for it.
     """
 
     index: int
@@ -31,6 +34,7 @@ class Cluster:
     addresses: tuple[str, ...]
     coordinator: str | None = None
     restarts: int = 0
+    job: str = ""
 
     @property
     def num_workers(self) -> int:

@@ -20,6 +20,9 @@ from keras_dist.fit.profile import stop_profiles_of
 from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
+from keras_dist.fit.workers import chief_saves
+from keras_dist.fit.workers import drift
+from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup_parts import refuse_parts
 from keras_dist.fit.workers.entry import Entry
@@ -28,7 +31,6 @@ from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.chief_only import check_all_come
-from keras_dist.plugin.chief_only import saving
 from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.adoption import adopt
@@ -112,6 +114,11 @@ class Binding:
         self._model = weakref.ref(model)
         self.strategy = strategy
         self._claimed_for: object | None = None
+        # What workers compare: what the model was compiled with, its layers,
+        # and the stamp of the layers that they have compared.
+        self.compiled: fingerprint.Fingerprint | None = None
+        self.layers: fingerprint.Fingerprint = {}
+        self.compared: Any = None
         self._entered = _Entered()
 
     @property
@@ -137,8 +144,9 @@ class Binding:
         # A layer with a trainer mixed in has no methods for saving.
         is_saved = isinstance(model, keras.Model)
         if is_saved and executor.workers is not None:
-            for name in together.SAVING:
-                replacements[name] = self._saving_method(name)
+            chief_saves.install()
+            for name in chief_saves.METHODS:
+                replacements[name] = chief_saves.method_of(model, name)
         if isinstance(executor, StepRunner):
             replacements |= step_overrides(model, executor, self.strategy)
         replacements |= executor.bind(model)
@@ -180,6 +188,8 @@ class Binding:
         self._claimed_for = None
         with self.strategy.scope():
             type(self.model).compile(self.model, *args, **kwargs)
+        if self.strategy.executor.workers is not None:
+            self.compiled = fingerprint.of_compile(self.model)
         if self.strategy.plan.shards_optimizer:
             for each in keras_saveables.all_optimizers(self.model).values():
                 check_optimizer(each)
@@ -255,17 +265,6 @@ class Binding:
         entry_point.__doc__ = getattr(type(self.model), name).__doc__
         return entry_point
 
-    def _saving_method(self, name: str) -> Callable[..., None]:
-        def method(*args: Any, **kwargs: Any) -> None:
-            workers = self.strategy.executor.workers
-            assert workers is not None
-            with saving(), together.readable_by_chief(self.model):
-                together.save(self.model, name, workers, *args, **kwargs)
-
-        method.__name__ = name
-        method.__doc__ = getattr(type(self.model), name).__doc__
-        return method
-
     @contextlib.contextmanager
     def _running(
         self, each_batch: bool, agree: Callable[[], None] | None
@@ -294,7 +293,9 @@ class Binding:
                     together.take_chiefs_values(
                         keras_saveables.all_variables(model), executor.workers
                     )
-                yield
+                    executor.workers.assigned.clear()
+                with drift.in_run(executor.workers):
+                    yield
         except BaseException as error:
             executor.recover(model)
             together.raise_explained(error, executor.workers)

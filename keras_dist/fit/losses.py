@@ -218,8 +218,21 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
     ]
     merged = exchange.join_leaves(everyone, shares, exchange.mean_over_rows)
     for place, rows in zip(places, merged, strict=True):
-        leaves[place] = rows
+        leaves[place] = _tied(rows, leaves[place], step.share)
     return nests.pack(value, leaves)
+
+
+def _tied(rows: Any, own: Any, share: Share) -> Any:
+    """Returns all rows, with a way for the backward pass to a replica that has
+    none of them."""
+    has_none = isinstance(share.rows, int) and not share.rows
+    if not has_none or not exchange.is_float(own):
+        return rows
+    mask = keras_internals.get_mask(rows)
+    rows = rows + ops.cast(share.keep(ops.sum(own)), rows.dtype)
+    if mask is not None:
+        keras_internals.set_mask(rows, mask)
+    return rows
 
 
 def _is_rows(each: Sequence[tuple[int, bool]]) -> bool:

@@ -4,6 +4,7 @@ The steps on the instance take the global batch, run the class' own on each
 replica's rows, and return what one device would have returned.
 """
 
+import contextlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -91,7 +92,12 @@ def _run(
                 result = method(model, part)
             return _finish(step, result, join_rows=is_predicting)
 
-    return runner.run(on_replica, data)[0]
+    workers = strategy.executor.workers
+    recorded: contextlib.AbstractContextManager[None] = nullcontext()
+    if workers is not None and not runner.traces_steps:
+        recorded = workers.step(f"`{name}`")
+    with recorded:
+        return runner.run(on_replica, data)[0]
 
 
 def _has_own_metrics(model: keras.Model) -> bool:

@@ -225,12 +225,17 @@ class ParallelFeed(Feed):
         return self._feeds[0].spec
 
 
+class EvenStep(list[Any]):
+    """A step with as many rows for each replica of all workers."""
+
+
 def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
     """Splits the rows of a global batch over replicas, in order."""
     edges = bounds(check_rows(batch), parts)
     batch = map_nest(sliceable, batch)
     shares = list(zip(edges[:-1], edges[1:], strict=True))
-    return [rows_of(batch, slice(*share)) for share in shares[own]]
+    kind = list if edges[-1] % parts else EvenStep
+    return kind(rows_of(batch, slice(*share)) for share in shares[own])
 
 
 def rows_of(batch: Any, rows: slice) -> Any:

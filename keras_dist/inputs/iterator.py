@@ -19,6 +19,7 @@ from keras_dist.core.options import InputOptions
 from keras_dist.core.rows import describe
 from keras_dist.core.rows import named_leaves
 from keras_dist.errors import OutOfRangeError
+from keras_dist.inputs.feeds import EvenStep
 from keras_dist.inputs.sources.source import dtype_name
 from keras_dist.inputs.sources.source import like
 from keras_dist.inputs.sources.source import own_memory
@@ -232,6 +233,8 @@ class BatchPlacement:
             self._part(part, device)
             for part, device in zip(parts, self._devices, strict=True)
         ]
+        if isinstance(parts, EvenStep):
+            map_nest(self._executor.mark_even, placed)
         return regroup(placed, self._per_replica, always=always)
 
     def spec(self, part_spec: Any) -> Any:

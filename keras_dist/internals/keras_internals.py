@@ -29,6 +29,8 @@ each, this module all others.
 | `keras.src.models.cloning._clone_{sequential,functional}_model` | clones |
 | `keras.src.saving.saving_lib._serialize_model_as_json` | a file's origin |
 | `keras.src.saving.saving_lib._model_from_config` | reads the origin |
+| `keras.src.saving.saving_lib.save_{model,weights_only}` | the chief writes |
+| `keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5` | it too |
 
 If one of them moves, `private` raises an error with its name.
 """
@@ -55,6 +57,7 @@ global_seed_generator = private(
     "keras.src.random.seed_generator.global_seed_generator"
 )
 saving_lib = private("keras.src.saving.saving_lib")
+legacy_format = private("keras.src.legacy.saving.legacy_h5_format")
 Saveable = private("keras.src.saving.keras_saveable.KerasSaveable")
 in_tf_graph = private("keras.src.utils.backend_utils.in_tf_graph")
 # The class that has `fit` and its relatives. It can be mixed into a layer.
@@ -85,6 +88,9 @@ for _name in (
     "keras.src.models.cloning._clone_sequential_model",
     "keras.src.saving.saving_lib._model_from_config",
     "keras.src.saving.saving_lib._serialize_model_as_json",
+    "keras.src.saving.saving_lib.save_model",
+    "keras.src.saving.saving_lib.save_weights_only",
+    "keras.src.legacy.saving.legacy_h5_format.save_model_to_hdf5",
     "keras.Layer._clear_losses",
     "keras.Layer._maybe_build",
     "keras.Model._symbolic_build",
@@ -364,6 +370,17 @@ def hook_cloning(hook: Callable[[Any], Any]) -> None:
     """Wraps the functions that clone a model, which is their first argument."""
     for name in ("_clone_sequential_model", "_clone_functional_model"):
         setattr(cloning, name, hook(getattr(cloning, name)))
+
+
+def hook_saving(hook: Callable[[Any], Any]) -> None:
+    """Wraps the functions that save a model, which is their first argument."""
+    for owner, name in (
+        (saving_lib, "save_model"),
+        (saving_lib, "save_weights_only"),
+        (legacy_format, "save_model_to_hdf5"),
+        (keras.Model, "export"),
+    ):
+        setattr(owner, name, hook(getattr(owner, name)))
 
 
 def hook_files(

@@ -17,10 +17,14 @@ _MAX_TRIES = 100
 
 @dataclass(frozen=True)
 class Addresses:
-    """The addresses of a job's processes, each as `"host:port"`."""
+    """The addresses of a job's processes, each as `"host:port"`.
+
+    The job's word is the same for all workers of one start, on each host.
+    """
 
     workers: tuple[str, ...]
     coordinator: str
+    job: str
 
     @property
     def all(self) -> frozenset[str]:
@@ -85,14 +89,16 @@ class AddressLayout:
         """Returns all addresses; free ports are none of those in `avoid`."""
         if not self.hosts:
             *workers, coordinator = free_addresses(self.num_workers + 1, avoid)
-            return Addresses(tuple(workers), coordinator)
+            word = f"keras-dist run {secrets.token_hex(4)}"
+            return Addresses(tuple(workers), coordinator, word)
         workers = [
             address
             for host in self.hosts
             for address in _ports(host, self.num_local)
         ]
         coordinator = _ports(self.hosts[0], self.num_local + 1)[-1]
-        return Addresses(tuple(workers), coordinator)
+        word = f"keras-dist run on {', '.join(self.hosts)}"
+        return Addresses(tuple(workers), coordinator, word)
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:

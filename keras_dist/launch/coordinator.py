@@ -4,7 +4,8 @@ A backend registers the service as an entry point in the group
 `keras_dist.coordinators`, under the backend's name: `module:function`. The
 function is called as `function(address, num_workers)`, with `"host:port"` to
 listen on, in a process without Keras, and serves until the process is told to
-end with SIGTERM. Importing its module must not import Keras either.
+end with SIGTERM. Importing its module must not import Keras either. The
+environment variable KERAS_DIST_JOB has the word of this start, as for workers.
 """
 
 import sys

@@ -26,6 +26,7 @@ GRACE = 10.0
 
 # Environment variables that some workers have.
 COORDINATOR = "KERAS_DIST_COORDINATOR"
+JOB = "KERAS_DIST_JOB"
 JOINED = "KERAS_DIST_JOINED_FILE"
 
 # Signals to the launcher that its workers get.
@@ -79,6 +80,7 @@ class Job:
             "KERAS_DIST_WORKERS": ",".join(addresses.workers),
             "KERAS_DIST_WORKER_INDEX": str(index),
             "KERAS_DIST_RESTARTS": str(restarts),
+            JOB: addresses.job,
             # Lines are shown when they are written, not when a buffer is full.
             "PYTHONUNBUFFERED": "1",
         }
@@ -122,7 +124,8 @@ class Job:
             self.backend, addresses.coordinator, self.layout.num_workers
         )
         log = self._log("coordinator", restarts)
-        return Command("the coordinator", command, self.environment, log=log)
+        environment = {**self.environment, JOB: addresses.job}
+        return Command("the coordinator", command, environment, log=log)
 
     def _log(self, name: str, restarts: int) -> Path | None:
         if self.log_dir is None:

@@ -60,7 +60,8 @@ class Backend(ABC):
 
         Raises:
             ClusterError: If the process belongs to another cluster already,
-                if an address is in use or unknown, or if options don't fit.
+                if an address is in use or unknown, if options don't fit, or
+                if workers of another job meet there.
             WorkerLostError: If not all workers came in time.
             RuntimeError: If the framework has started already.
         """

@@ -42,6 +42,11 @@ def saving() -> Iterator[None]:
         _running.reset(token)
 
 
+def is_chief_only() -> bool:
+    """Returns whether only the chief runs this code."""
+    return _running.get() is not None
+
+
 def check_all_come(what: str) -> None:
     """Raises an error if only the chief runs this.
 

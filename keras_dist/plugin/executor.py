@@ -122,6 +122,13 @@ class Executor(ABC):
             device: The `Device` of the result.
         """
 
+    def mark_even(self, value: Any) -> None:
+        """Notes that each replica of all workers has as many rows of a tensor.
+
+        Args:
+            value: Tensor on its device, or `None`.
+        """
+
     def per_replica(self, values: Sequence[Any]) -> Any:
         """Makes a `PerReplica`, in the form that suits the framework best."""
         return PerReplica(values)

@@ -1,5 +1,6 @@
 """Heartbeats: detection of workers that have stopped answering."""
 
+import contextlib
 import threading
 import time
 from abc import ABC
@@ -8,7 +9,15 @@ from collections.abc import Callable
 from collections.abc import Sequence
 
 from keras_dist.core.plan import Cluster
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError
+from keras_dist.joining.addresses import listen
+from keras_dist.joining.addresses import own_host
+from keras_dist.joining.addresses import split
+from keras_dist.joining.pulse import Pulse
+from keras_dist.joining.pulse import has_pulse
+from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import apart
 
 # Seconds without a sign of life after which a worker counts as lost.
 SILENCE = 60.0
@@ -17,8 +26,9 @@ INTERVAL = 0.5
 FOLDER = "keras_dist/beat/"
 # Exchanges without a sign of life after which a worker is named as lost.
 _ROUNDS = 4
-# In the text of a worker that waits for others, before the number of the wait.
-_WAITS = "w"
+# Seconds for which workers have to be at different calls, until they count as
+# apart: those that exchange values find out themselves, with an error on each.
+_APART = 2.0
 
 
 class Blackboard(ABC):
@@ -40,8 +50,13 @@ class SignsOfLife(ABC):
     """Texts that workers exchange through a `Blackboard`, by two threads.
 
     One writes and reads the board, and may block if the process that serves
-    the board hangs. The other one watches the time.
+    the board hangs. The other one watches the time. A text begins with a line
+    about the worker's calls. A worker whose native code holds Python's lock
+    writes nothing, but has a `Pulse`.
     """
+
+    # What this worker does together with the others.
+    recorder: Recorder | None = None
 
     def __init__(
         self,
@@ -61,22 +76,43 @@ class SignsOfLife(ABC):
         # The last text of each other worker, and when that was first seen.
         self._texts = dict.fromkeys(self._others, "")
         self._seen = dict.fromkeys(self._others, now)
+        # What each other worker told last of its calls.
+        self._calls = dict.fromkeys(self._others, "")
         # The times of the last exchange, of the last look at the clock, and of
         # the last one after which this process was suspended itself, so that
         # no other one is to blame for silence before.
         self._looked = self._woke = self._granted = now
         self._suspension = suspension
         self._is_gone = False
+        self._pulse: Pulse | None = None
+        # The address of each other worker's pulse, as soon as it is known.
+        self._pulses: dict[int, tuple[str, int]] = {}
+        # The error of workers that wait in different calls, and since when
+        # they are.
+        self.apart: ReplicaDivergenceError | None = None
+        self._apart_since: float | None = None
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
+    def start(self, has_pulse: bool = True) -> None:
         """Starts the threads; other workers may start theirs later."""
+        if has_pulse:
+            self._start_pulse()
         for target in (self._exchange, self._watch):
             name = f"keras_dist-heartbeats-{target.__name__.strip('_')}"
             thread = threading.Thread(target=target, name=name, daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def _start_pulse(self) -> None:
+        own = self._cluster.addresses[self._cluster.index]
+        host = own_host(own, self._cluster.leader)
+        self._pulse = Pulse(listen(f"[{host}]:0"))
+        # At once: native code may hold the lock from now on.
+        with contextlib.suppress(ConnectionError):
+            self.board.write(
+                _pulse_key(self._cluster.index), self._pulse.address
+            )
 
     def _end_threads(self, intervals: int = 4) -> None:
         self._over.set()
@@ -84,6 +120,8 @@ class SignsOfLife(ABC):
         # aborts the process. But a thread may hang, so joins have a timeout.
         for thread in self._threads:
             thread.join(intervals * self._interval)
+        if self._pulse is not None:
+            self._pulse.close()
 
     def _exchange(self) -> None:
         while not self._over.wait(self._interval):
@@ -96,26 +134,62 @@ class SignsOfLife(ABC):
     def _look(self) -> None:
         """Writes this worker's text, and reads those of the others."""
         self._write()
-        texts = self.board.read([_key(other) for other in self._others])
+        if self._pulse and len(self._pulses) < len(self._others):
+            self._find_pulses()
+        found = self.board.read([_key(other) for other in self._others])
         self._looked = now = time.monotonic()
-        for other, text in zip(self._others, texts, strict=True):
+        for other, lines in zip(self._others, found, strict=True):
+            self._calls[other], _, text = lines.partition("\n")
             if text not in ("", self._texts[other]):
                 self._texts[other], self._seen[other] = text, now
+        self._compare()
+
+    def _find_pulses(self) -> None:
+        texts = self.board.read([_pulse_key(other) for other in self._others])
+        self._pulses = {
+            other: split(text)
+            for other, text in zip(self._others, texts, strict=True)
+            if text
+        }
+
+    def _runs(self, index: int) -> bool:
+        """Tells whether a silent worker runs, which is a sign of life."""
+        if index not in self._pulses or not has_pulse(*self._pulses[index]):
+            return False
+        self._seen[index] = time.monotonic()
+        return True
 
     def _write(self) -> None:
-        self.board.write(self._key, self._text())
+        self._put_text(self._text())
 
-    @abstractmethod
-    def enter(self) -> None:
-        """Notes that this worker may wait for others from now on."""
+    def _put_text(self, text: str) -> None:
+        calls = "" if self.recorder is None else self.recorder.told()
+        self.board.write(self._key, f"{calls}\n{text}")
 
-    @abstractmethod
-    def exit(self) -> None:
-        """Notes that this worker no longer waits for others."""
+    def _compare(self) -> None:
+        """Notes that workers have been at different calls for a while."""
+        if self.recorder is None or self.apart is not None:
+            return
+        calls = self._calls.items()
+        found = {i: self.recorder.apart_from(told) for i, told in calls}
+        pairs = {index: pair for index, pair in found.items() if pair}
+        if not pairs:
+            self._apart_since = None
+            return
+        now = time.monotonic()
+        if self._apart_since is None:
+            self._apart_since = now
+        if now - self._apart_since < _APART:
+            return
+        texts = [""] * self._cluster.num_workers
+        for index, (own, theirs) in pairs.items():
+            texts[self._cluster.index], texts[index] = own, theirs
+        self.apart = apart([(text, "") for text in texts])
 
-    @abstractmethod
-    def wait_of(self, index: int) -> str:
-        """Returns a name of another worker's wait for others, or ""."""
+    def call_ahead(self, index: int) -> str:
+        """Returns the call of a worker that has made more than this one."""
+        told = self._calls[index]
+        return "" if self.recorder is None else self.recorder.ahead_in(told)
 
     @abstractmethod
     def _text(self) -> str:
@@ -142,7 +216,8 @@ class Heartbeats(SignsOfLife):
     """Signs of life that tell when a worker was silent for too long.
 
     If the board can't be reached, its `keeper` is lost: the worker that serves
-    it, or `None`. A loss calls `on_loss` once, in a thread.
+    it, or `None`. A loss, or workers that are apart, call `on_loss` once, in a
+    thread.
     """
 
     def __init__(
@@ -163,18 +238,6 @@ class Heartbeats(SignsOfLife):
         # The number of exchanges, and of that at which a text changed last.
         self._rounds = 0
         self._heard = dict.fromkeys(self._others, 0)
-        # How many waits for others this worker began, and is in.
-        self._waits = self._depth = 0
-
-    def enter(self) -> None:
-        self._waits += not self._depth
-        self._depth += 1
-
-    def exit(self) -> None:
-        self._depth -= 1
-
-    def wait_of(self, index: int) -> str:
-        return self._texts[index].partition(" ")[0].partition(_WAITS)[2]
 
     def stop(self, reason: str, patience: float) -> None:
         """Tells the other workers why this one ends; waits for them to end."""
@@ -197,9 +260,10 @@ class Heartbeats(SignsOfLife):
         self._wait_for_rounds(2 * _ROUNDS)
         found = []
         for index in self._others:
+            is_silent = self._rounds - self._heard[index] >= _ROUNDS
             if self._reason(index):
                 found.append(f"{self._name(index)} {self._reason(index)}")
-            elif self._rounds - self._heard[index] >= _ROUNDS:
+            elif is_silent and not self._runs(index):
                 found.append(f"{self._name(index)} gives no sign of life")
         if self._is_gone and self._keeper is not None:
             return f"{self._name(self._keeper)} can't be reached"
@@ -223,8 +287,7 @@ class Heartbeats(SignsOfLife):
             self._is_gone = True
 
     def _text(self) -> str:
-        wait = f"{_WAITS}{self._waits}" if self._depth else ""
-        return f"{self._rounds}{wait} {self._own_reason}"
+        return f"{self._rounds} {self._own_reason}"
 
     def _look(self) -> None:
         super()._look()
@@ -244,11 +307,14 @@ class Heartbeats(SignsOfLife):
     def _watch(self) -> None:
         while not self._over.wait(self._interval):
             now = self._now()
-            latest = [self._looked, *self._seen.values()]
-            silent = [now - max(each, self._granted) for each in latest]
-            if silent[0] > self._silence:
+            if now - max(self._looked, self._granted) > self._silence:
                 self._is_gone = True
-            if self._is_gone or max(silent) > self._silence:
+            is_lost = self._is_gone or any(
+                now - max(seen, self._granted) > self._silence
+                and not self._runs(index)
+                for index, seen in self._seen.items()
+            )
+            if is_lost or self.apart is not None:
                 self._on_loss()
                 return
 
@@ -264,3 +330,7 @@ def lost_error(cluster: Cluster, who: str) -> WorkerLostError:
 
 def _key(index: int) -> str:
     return f"{FOLDER}{index}"
+
+
+def _pulse_key(index: int) -> str:
+    return f"keras_dist/pulse/{index}"

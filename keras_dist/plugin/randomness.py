@@ -18,7 +18,7 @@ def share_random_state(backend: Backend, workers: Workers) -> None:
     """Gives all workers the chief's global random states, if they differ."""
     state = random_state(backend)
     if len(set(workers.concatenate_numbers([code_of(state)]))) > 1:
-        set_random_state(backend, chiefs_text(state, workers))
+        set_random_state(backend, workers.chiefs_text(state))
 
 
 def random_state(backend: Backend) -> str:
@@ -54,29 +54,6 @@ def set_state_of_steps(backend: Backend, state: str) -> None:
 def code_of(state: str) -> int:
     """Returns a hash of a state, below 2**31."""
     return zlib.crc32(state.encode()) >> 1
-
-
-def chiefs_text(text: str, workers: Workers) -> str:
-    """Returns the chief's text on every worker; lengths may differ."""
-    own = np.frombuffer(text.encode(), "uint8").astype("int32")
-    size = int(workers.chief_value(np.array([own.size], "int32"))[0])
-    if not size:
-        return ""
-    padded = np.zeros(size, "int32")
-    padded[: own.size] = own[:size]
-    return bytes(workers.chief_value(padded).astype("uint8")).decode()
-
-
-def everyones_texts(text: str, workers: Workers) -> list[str]:
-    """Returns the texts of all workers on every worker; lengths may differ."""
-    own = text.encode()
-    sizes = workers.concatenate_numbers([len(own)])
-    most = max(sizes)
-    numbers = workers.concatenate_numbers([*own, *[0] * (most - len(own))])
-    return [
-        bytes(numbers[index * most : index * most + size]).decode()
-        for index, size in enumerate(sizes)
-    ]
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""Workers: the collectives between the workers of a cluster."""
+"""Workers: the exchanges of values between the workers of a cluster."""
 
 import atexit
 import contextlib
 import contextvars
 import functools
+import math
 import os
 import sys
 import warnings
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from typing import NamedTuple
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -29,30 +32,110 @@ from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
 from keras_dist.plugin.chief_only import check_all_come
+from keras_dist.plugin.frames import frame_size
+from keras_dist.plugin.frames import packed
+from keras_dist.plugin.frames import room
+from keras_dist.plugin.frames import unpacked
 from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.meetings import could_not
+from keras_dist.plugin.recorder import Call
+from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import apart
+from keras_dist.plugin.recorder import place
 
-_COLLECTIVES = ("sum", "gather", "broadcast", "concatenate")
+# Characters of a layout in errors.
+_LONG = 60
 _EXCHANGE = "An exchange of values, such as `strategy.reduce`,"
 
 
+class Body(NamedTuple):
+    """Bytes that are read only if they are few."""
+
+    size: int
+    read: Callable[[], bytes]
+
+
+NO_BODY = Body(0, bytes)
+
+
+class Like(NamedTuple):
+    """The dtype and shape of a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: Any) -> "Like":
+        dtype = keras.backend.standardize_dtype(tensor.dtype)
+        if dtype == "string":
+            raise TypeError(
+                "Only numbers and booleans can be sent between workers. "
+                "Received: a tensor of strings. Encode it as numbers, for "
+                "instance with `keras.layers.StringLookup`."
+            )
+        return cls(dtype, tuple(tensor.shape))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the values."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def rows(self) -> int:
+        """The size along axis 0; -1 without axes."""
+        return self.shape[0] if self.shape else -1
+
+    @property
+    def of_any_rows(self) -> str:
+        """Describes tensors that may differ along axis 0."""
+        if not self.shape:
+            return str(self)
+        sizes = ", ".join(["rows", *map(str, self.shape[1:])])
+        return f"{self.dtype}[{sizes}]"
+
+
+class _Step(contextlib.AbstractContextManager[None]):
+    """A step of `fit`: a class, because each batch has one."""
+
+    def __init__(self, workers: "Workers", what: str) -> None:
+        self._workers, self._what = workers, what
+
+    def __enter__(self) -> None:
+        self._before = self._workers.in_step
+        self._workers.in_step = self._what
+        self._workers.recorder.note(Call(self._what, self._what))
+
+    def __exit__(self, *error: object) -> None:
+        self._workers.in_step = self._before
+
+
 class Workers(ABC):
-    """The collectives between workers, called by all in the same order, from
-    one thread at a time. Results are on the primary device."""
+    """The exchanges of values between workers, made by all in one order.
+
+    One thread at a time makes them. Each begins with frames, by which workers
+    find out that they are at different ones: that is an error on all of them.
+    Results are on the primary device.
+    """
 
     # `None` on backends that keep each variable whole.
     meetings: Meetings | None = None
     # False where tensors are only described, as in a simulation.
     have_values = True
 
-    def __init_subclass__(cls) -> None:
-        for name in _COLLECTIVES:
-            if name in vars(cls):
-                setattr(cls, name, _of_all(vars(cls)[name]))
-
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         self.cluster = cluster
         self.options = options
+        self.recorder = Recorder()
+        self._frame_size = frame_size(cluster.num_workers)
+        # Variables that were assigned outside of `run` and `fit` since workers
+        # have compared any, by id; and how many of these calls are open.
+        self.assigned: dict[int, keras.Variable] = {}
+        self._num_open = 0
+        # What kind of step runs, in which replicas of any number exchange.
+        self.in_step = ""
 
     def check_same(
         self, cluster: Cluster, options: CommunicationOptions
@@ -73,66 +156,246 @@ class Workers(ABC):
             )
 
     @abstractmethod
+    def swap(self, own: np.ndarray) -> np.ndarray:
+        """Sends bytes, as many from each worker, to all.
+
+        Args:
+            own: Array of shape `(bytes,)` and dtype uint8.
+
+        Returns:
+            Array of shape `(workers, bytes)`.
+        """
+
+    # The following three may be replaced by the framework's own collectives.
+    # They get tensors that have the same dtypes and shapes on each worker.
+
+    def sum_alike(self, tensors: Sequence[Any]) -> list[Any]:
+        """Sums large tensors over the workers, in few collectives."""
+        columns = zip(*self.gather_alike(tensors), strict=True)
+        return [sum(own[1:], own[0]) for own in columns]
+
+    def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
+        """Returns every worker's large tensors, in order."""
+        likes = [Like.of(tensor) for tensor in tensors]
+        data = self._body(tensors, likes).read()
+        rows = self.swap(np.frombuffer(data, np.uint8))
+        return [
+            [self.here(value) for value in values_of(row.tobytes(), likes)]
+            for row in rows
+        ]
+
+    def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
+        """Returns the chief's large tensors."""
+        return self.gather_alike(tensors)[0]
+
+    def on_host(self, tensor: Any) -> np.ndarray:
+        """Returns a tensor as an array of NumPy, of its dtype and shape."""
+        return np.asarray(ops.convert_to_numpy(tensor))
+
+    def here(self, value: np.ndarray) -> Any:
+        """Returns an array of NumPy as a tensor on the primary device."""
+        return ops.convert_to_tensor(value)
+
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """Sums each tensor over the workers, in few collectives."""
+        if not tensors:
+            return []
+        everyone = self._everyones("a sum", tensors)
+        if everyone is None:
+            return self.sum_alike(tensors)
+        return self._totals(everyone)
 
-    @abstractmethod
+    def _totals(self, everyone: Sequence[Sequence[np.ndarray]]) -> list[Any]:
+        columns = zip(*everyone, strict=True)
+        return [self.here(_total(column)) for column in columns]
+
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """Returns every worker's tensors, of the same shapes, in order."""
+        everyone = self._everyones("a gather", tensors)
+        if everyone is None:
+            return self.gather_alike(tensors)
+        return [[self.here(value) for value in own] for own in everyone]
+
+    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
+        """Returns the chief's tensors; shapes are the same on each worker."""
+        if not tensors:
+            return []
+        everyone = self._everyones("a broadcast", tensors)
+        if everyone is None:
+            return self.broadcast_alike(tensors)
+        return [self.here(value) for value in everyone[0]]
 
     def gather_rows(
         self, tensors: Sequence[Any], shares: Sequence[Share]
     ) -> list[list[Any]]:
-        """Gathers tensors of any size along axis 0: in one collective if these
-        are the numbers of rows, else in two."""
-        # Each tensor is padded or cut to the largest number of rows, and sent
-        # with its true size. Tensors of other sizes are sent again.
-        most = max(share.rows for share in shares)
-        own = [t.shape[0] if len(t.shape) else 0 for t in tensors]
-        slots = [_with_rows(tensor, most) for tensor in tensors]
-        numbers = ops.convert_to_tensor(np.asarray(own, "int32"))
-        everyone = self.gather([numbers, *slots])
-        sizes = np.stack([ops.convert_to_numpy(each[0]) for each in everyone])
-        found = [list(each[1:]) for each in everyone]
-        expected = np.asarray([[share.rows] for share in shares])
-        others = [
-            i
-            for i, tensor in enumerate(tensors)
-            if len(tensor.shape) and (sizes[:, i : i + 1] != expected).any()
-        ]
-        if others:
-            longest = [int(sizes[:, i].max()) for i in others]
-            again = self.gather(
-                [
-                    _with_rows(tensors[i], rows)
-                    for i, rows in zip(others, longest, strict=True)
-                ]
-            )
-            for each, values in zip(found, again, strict=True):
-                for i, value in zip(others, values, strict=True):
-                    each[i] = value
-        return [
-            [
-                value[: int(rows)] if len(value.shape) else value
-                for value, rows in zip(each, own_sizes, strict=True)
+        """Gathers tensors of any size along axis 0.
+
+        Shares are hints for programs that can't ask for sizes."""
+        return self._rows("a gather of rows", tensors)
+
+    def _rows(self, what: str, tensors: Sequence[Any]) -> list[list[Any]]:
+        likes = [Like.of(tensor) for tensor in tensors]
+        rows = np.array([like.rows for like in likes], np.int64)
+        layout = ", ".join(like.of_any_rows for like in likes)
+        call = self.call(what, layout)
+        heads, bodies = self.exchange(
+            call, rows.tobytes(), self._body(tensors, likes)
+        )
+        sizes = [np.frombuffer(head, np.int64).tolist() for head in heads]
+        if bodies is not None:
+            return [
+                [self.here(v) for v in values_of(body, likes, own)]
+                for body, own in zip(bodies, sizes, strict=True)
             ]
-            for each, own_sizes in zip(found, sizes, strict=True)
+        most = [max(column) for column in zip(*sizes, strict=True)]
+        padded = [_with_rows(t, n) for t, n in zip(tensors, most, strict=True)]
+        return [
+            [v if n < 0 else v[:n] for v, n in zip(each, own, strict=True)]
+            for each, own in zip(self.gather_alike(padded), sizes, strict=True)
         ]
 
-    @abstractmethod
-    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
-        """Returns the chief's tensors; shapes are the same on each worker."""
-
-    @abstractmethod
     def concatenate(self, tensor: Any, axis: int) -> Any:
         """Concatenates the workers' tensors, which may differ along `axis`."""
+        moved = tensor if axis == 0 else ops.moveaxis(tensor, axis, 0)
+        everyone = self._rows(f"a gather along axis {axis}", [moved])
+        joined = ops.concatenate([each[0] for each in everyone], axis=0)
+        return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
-    def meet(self, what: str) -> None:
-        """Waits for all workers, which have to come for the same.
+    def concatenate_numbers(
+        self, numbers: Sequence[Any], what: str = "a comparison"
+    ) -> list[Any]:
+        """Returns the integers of all workers, in order."""
+        own = np.array([int(number) for number in numbers], np.int64)
+        layout = f"{own.size} integers"
+        bodies = self.swap_bytes(what, layout, own.tobytes())
+        return list(map(int, np.frombuffer(b"".join(bodies), np.int64)))
 
-        Backends that can't tell do nothing."""
-        if self.meetings is not None:
-            self.meetings.meet(what)
+    def texts(self, text: str) -> list[str]:
+        """Returns the texts of all workers; lengths may differ."""
+        found = self.swap_bytes("texts", "of any length", text.encode())
+        return [each.decode() for each in found]
+
+    def chief_value(self, value: np.ndarray) -> np.ndarray:
+        """Sends the chief's NumPy array to every worker."""
+        own = value.tobytes() if self.cluster.is_chief else b""
+        layout = f"{value.dtype}{list(value.shape)}"
+        chiefs = self.swap_bytes("the chief's value", layout, own)[0]
+        return np.frombuffer(chiefs, value.dtype).reshape(value.shape).copy()
+
+    def chiefs_text(self, text: str) -> str:
+        """Returns the chief's text on every worker; lengths may differ."""
+        own = text if self.cluster.is_chief else ""
+        return self.texts(own)[0]
+
+    def meet(self, what: str, layout: str = "nothing") -> None:
+        """Waits for all workers, which have to come for the same."""
+        self.swap_bytes(what, layout, b"")
+
+    def swap_bytes(self, what: str, layout: str, own: bytes) -> list[bytes]:
+        """Returns the bytes of all workers; sizes may differ."""
+        found, _ = self.exchange(self.call(what, layout), own)
+        return found
+
+    def exchange(
+        self, call: Call, head: bytes, body: Body = NO_BODY
+    ) -> tuple[list[bytes], list[bytes] | None]:
+        """Sends a head, and a body if all are small, to all workers.
+
+        Args:
+            call: `Call`, the same on all workers.
+            head: Bytes, of any size.
+            body: `Body`, of any size, read only if it is small.
+
+        Returns:
+            Tuple of the workers' heads, and their bodies, or `None` if one
+            of these is too large for a frame.
+
+        Raises:
+            ReplicaDivergenceError: If workers are at different calls, or if
+                only the chief runs this code.
+        """
+        check_all_come(_EXCHANGE)
+        before = self.recorder.last
+        entry = self.recorder.note(call)
+        small = body.read() if self.is_small(len(head) + body.size) else b""
+        own = packed(
+            self._frame_size, entry, before, head, small, len(head) + body.size
+        )
+        frames = [unpacked(row) for row in self.swap(own)]
+        if any(frame.code != entry.code for frame in frames):
+            self.forget_calls()
+            raise apart([(each.text, each.before) for each in frames])
+        sizes = [frame.head_size for frame in frames]
+        if not self.is_small(max(sizes)):
+            return self._large(head, sizes), None
+        heads = [frame.content[: frame.head_size] for frame in frames]
+        if not self.is_small(max(frame.size for frame in frames)):
+            return heads, None
+        return heads, [f.content[f.head_size : f.size] for f in frames]
+
+    def is_small(self, size: int) -> bool:
+        """Returns whether so many bytes travel in a frame."""
+        return size <= room(self._frame_size)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Makes assignments inside those of `run` or `fit`."""
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether `run` or `fit` is under way."""
+        return self._num_open > 0
+
+    def note_assigned(self, variable: keras.Variable) -> None:
+        """Notes an assignment, for workers to compare at the next `run`."""
+        if not self._num_open:
+            self.assigned[id(variable)] = variable
+
+    def forget_calls(self) -> None:
+        """Begins anew after an error of which all workers know."""
+        self.recorder.begin_again()
+
+    def call(self, what: str, layout: str) -> Call:
+        """Returns a call of the user's code for values of a layout."""
+        where = self.in_step or place()
+        short = layout if len(layout) <= _LONG else f"{layout[:_LONG]}..."
+        return Call(f"{what} ({layout}), {where}", f"{what} ({short}), {where}")
+
+    def step(self, what: str) -> "_Step":
+        """Returns the context of a step of `fit`, which is recorded.
+
+        Exchanges inside have no other place."""
+        return _Step(self, what)
+
+    def _large(self, own: bytes, sizes: Sequence[int]) -> list[bytes]:
+        padded = np.zeros(max(sizes), np.uint8)
+        padded[: len(own)] = np.frombuffer(own, np.uint8)
+        rows = self.swap(padded)
+        return [
+            row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)
+        ]
+
+    def _everyones(
+        self, what: str, tensors: Sequence[Any]
+    ) -> list[list[np.ndarray]] | None:
+        """Returns all workers' tensors of the same shapes, `None` if large."""
+        likes = [Like.of(tensor) for tensor in tensors]
+        call = self.call(what, ", ".join(map(str, likes)))
+        _, bodies = self.exchange(call, b"", self._body(tensors, likes))
+        if bodies is None:
+            return None
+        return [values_of(each, likes) for each in bodies]
+
+    def _body(self, tensors: Sequence[Any], likes: Sequence[Like]) -> Body:
+        return Body(
+            sum(like.nbytes for like in likes),
+            lambda: b"".join(self.on_host(t).tobytes() for t in tensors),
+        )
 
     def check_all(self, error: Exception | None, what: str) -> None:
         """Raises an error of this worker, or a `ClusterError` for one of
@@ -183,33 +446,32 @@ class Workers(ABC):
         if op is ReduceOp.SUM:
             return self.sum([value])[0]
         if op is ReduceOp.MEAN:
-            total = self.sum([value])[0]
-            return ops.true_divide(total, num_replicas)
+            return ops.true_divide(self.sum([value])[0], num_replicas)
         return combine(op, [each[0] for each in self.gather([value])])
 
-    def chief_value(self, value: np.ndarray) -> np.ndarray:
-        """Sends the chief's NumPy array to every worker."""
-        tensor = ops.convert_to_tensor(value)
-        return np.asarray(ops.convert_to_numpy(self.broadcast([tensor])[0]))
 
-    def concatenate_numbers(self, numbers: Sequence[Any]) -> list[Any]:
-        """Returns the integers, below 2**31, of all workers in order."""
-        own = ops.stack([ops.cast(number, "int32") for number in numbers])
-        joined = ops.concatenate([each[0] for each in self.gather([own])])
-        if any(ops.is_tensor(number) for number in numbers):
-            return [joined[i] for i in range(joined.shape[0])]
-        return [int(number) for number in ops.convert_to_numpy(joined)]
+def _total(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Sums arrays in the order of workers, in their own dtype."""
+    first = values[0]
+    return np.asarray(functools.reduce(np.add, values), first.dtype)
 
 
-def _of_all(collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a collective raise where only the chief would come to it."""
-
-    @functools.wraps(collective)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        check_all_come(_EXCHANGE)
-        return collective(*args, **kwargs)
-
-    return checked
+def values_of(
+    data: bytes,
+    likes: Sequence[Like],
+    rows: Sequence[int] | None = None,
+) -> list[np.ndarray]:
+    """Returns the arrays in bytes; `rows` has their sizes along axis 0."""
+    values, start = [], 0
+    for index, like in enumerate(likes):
+        shape = like.shape
+        if rows is not None and shape:
+            shape = (rows[index], *shape[1:])
+        dtype = np.dtype(like.dtype)
+        own = np.frombuffer(data, dtype, math.prod(shape), start)
+        values.append(own.reshape(shape))
+        start += own.nbytes
+    return values
 
 
 def total_of(op: ReduceOp) -> ReduceOp:
@@ -218,12 +480,11 @@ def total_of(op: ReduceOp) -> ReduceOp:
 
 
 def _with_rows(tensor: Any, rows: int) -> Any:
-    """Cuts a tensor to a number of rows, or pads it with zeros."""
+    """Pads a tensor with zeros to a number of rows."""
     if not len(tensor.shape) or tensor.shape[0] == rows:
         return tensor
-    missing = max(rows - tensor.shape[0], 0)
     others = [(0, 0)] * (len(tensor.shape) - 1)
-    return ops.pad(tensor[:rows], [(0, missing), *others])
+    return ops.pad(tensor, [(0, rows - tensor.shape[0]), *others])
 
 
 # The clusters that this process has joined.

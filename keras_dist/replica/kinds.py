@@ -12,7 +12,6 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.internals.keras_internals import LayerCall
-from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.exchange import is_float
 from keras_dist.replica.exchange import is_row_shaped
@@ -158,9 +157,7 @@ class Kinds:
 
         def agree(_: list[Any]) -> None:
             with step.runner.probing():
-                found.agree(
-                    of_model, lambda text: everyones_texts(text, workers)
-                )
+                found.agree(of_model, workers.texts)
 
         step.replica.meet(f"what layer '{layer.name}' adds up", agree, None)
 

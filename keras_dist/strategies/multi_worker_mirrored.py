@@ -20,7 +20,6 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import check_optimizer_state
 from keras_dist.plugin.powers import check_variables
 from keras_dist.plugin.randomness import code_of
-from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.randomness import share_random_state
 from keras_dist.plugin.workers import Workers
 from keras_dist.plugin.workers import note_joined
@@ -138,7 +137,7 @@ def _check_alike(plan: Plan, workers: Workers) -> None:
     )
     if len(set(workers.concatenate_numbers([code_of(own)]))) == 1:
         return
-    texts = enumerate(everyones_texts(own, workers))
+    texts = enumerate(workers.texts(own))
     found = "; ".join(f"{text} on worker {index}" for index, text in texts)
     raise ClusterError(
         "All workers have to make the same strategy. Received: "

@@ -33,6 +33,7 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.fit import hooks
 from keras_dist.fit.creation import creation_hooks
+from keras_dist.fit.workers import drift
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.chief_only import check_all_come
@@ -104,12 +105,13 @@ class ReplicaMethods(StrategyBase):
         if self._executor.workers is not None:
             check_all_come("`strategy.run`")
         self.has_run = True
-        compiler = self._executor.compiler
-        if compiler is not None and (
-            isinstance(fn, Function) or compiler.is_tracing
-        ):
-            return compiler.run(self, fn, args, kwargs)
-        return self.run_uncompiled(fn, args, kwargs)
+        with drift.in_run(self._executor.workers):
+            compiler = self._executor.compiler
+            if compiler is not None and (
+                isinstance(fn, Function) or compiler.is_tracing
+            ):
+                return compiler.run(self, fn, args, kwargs)
+            return self.run_uncompiled(fn, args, kwargs)
 
     def run_uncompiled(
         self,

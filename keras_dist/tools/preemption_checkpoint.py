@@ -15,7 +15,6 @@ from keras_dist.fit.workers.state_file import restore_state
 from keras_dist.fit.workers.state_file import write_state
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
-from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.workers import Workers
 
 _NAME = "preemption"
@@ -111,7 +110,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
     def restore(self) -> int:
         text = self._notes() if self.is_chief else ""
         if self.workers is not None:
-            text = chiefs_text(text, self.workers)
+            text = self.workers.chiefs_text(text)
             self._check_shared(text)
         if not text:
             return 0

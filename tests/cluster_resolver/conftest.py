@@ -11,6 +11,7 @@ from keras_dist import cluster_resolver
 _PREFIXES = (
     "CUDA_VISIBLE",
     "KERAS_DIST_COORDINATOR",
+    "KERAS_DIST_JOB",
     "KERAS_DIST_RESTARTS",
     "KERAS_DIST_WORKER",
     "KUBE_GOOGLE",

@@ -90,6 +90,9 @@ def test_keras_dist_run(environ):
     assert (resolver.coordinator, resolver.restarts) == (None, 0)
     environ.update(KERAS_DIST_COORDINATOR="c:1", KERAS_DIST_RESTARTS="2")
     assert (resolver.coordinator, resolver.restarts) == ("c:1", 2)
+    assert resolver.job == ""
+    environ["KERAS_DIST_JOB"] = "a word"
+    assert cluster_of(resolver).job == "a word"
     resolver.task_id = 0
     assert resolver.master() == "a:9000"
 
@@ -117,10 +120,30 @@ def test_keras_dist_run_misread(variables, message):
 def test_torchrun_on_one_host(environ):
     environ.update(TORCHRUN)
     resolver = TorchrunClusterResolver()
-    addresses = tuple(f"127.0.0.1:{29501 + i}" for i in range(3))
-    assert cluster_of(resolver) == Cluster(2, addresses[0], addresses)
+    addresses = tuple(f"127.0.0.1:{13552 + i}" for i in range(3))
+    first = cluster_of(resolver)
+    assert first == Cluster(2, addresses[0], addresses, job=first.job)
     environ["TORCHELASTIC_RESTART_COUNT"] = "1"
     assert cluster_of(resolver).restarts == 1
+    assert cluster_of(resolver).job != first.job
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 8, 64])
+def test_jobs_of_torchrun_on_one_host_share_no_port(number):
+    """Theirs are next to each other, and none is torchrun's own."""
+    taken = set()
+    for port in range(29400, 29532):
+        size = str(number)
+        variables = {
+            **{"RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        }
+        found = TorchrunClusterResolver.reading(variables).addresses()
+        ports = {int(address.rpartition(":")[2]) for address in found}
+        assert not ports & taken
+        assert min(ports) >= 10240
+        assert max(ports) < 26624
+        taken |= ports
 
 
 @pytest.mark.parametrize("local", [{"LOCAL_WORLD_SIZE": "2"}, {}])
@@ -129,15 +152,25 @@ def test_torchrun_on_several_hosts(local):
     resolver = TorchrunClusterResolver.reading(
         {**variables, **local, "MASTER_ADDR": "head"}
     )
-    assert cluster_of(resolver) == Cluster(
-        2, "head:29501", ("head:29501", "", "")
+    cluster = cluster_of(resolver)
+    assert cluster.addresses == ("head:23356", "", "")
+    assert int(cluster.leader.split(":")[1]) == 10240 + 29500 % 16384
+    # Agents of other hosts may have counted other restarts.
+    again = TorchrunClusterResolver.reading(
+        {**variables, **local, "TORCHELASTIC_RESTART_COUNT": "1"}
     )
+    assert again.job == cluster.job
+    other = TorchrunClusterResolver.reading(
+        {**variables, **local, "TORCHELASTIC_RUN_ID": "search-7"}
+    )
+    assert "'search-7'" in other.job
+    assert other.job != cluster.job
 
 
 def test_torchrun_and_ipv6():
     variables = TORCHRUN | {"MASTER_ADDR": "::1"}
     resolver = TorchrunClusterResolver.reading(variables)
-    assert cluster_of(resolver).leader == "[::1]:29501"
+    assert cluster_of(resolver).leader == "[::1]:13552"
 
 
 @pytest.mark.parametrize(
@@ -147,7 +180,6 @@ def test_torchrun_and_ipv6():
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be an integer of at least 1"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set. .* torchrun"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT must be .* 1 to 65535.*'http'"),
-        ({"MASTER_PORT": "65533"}, "MASTER_PORT=65533 with 3 .*port 65536"),
     ],
 )
 def test_torchrun_misread(variables, message):
@@ -161,13 +193,15 @@ def test_open_mpi_on_this_host(environ):
     first, second = MPIClusterResolver().addresses()
     host, port = first.split(":")
     assert host == "127.0.0.1"
-    assert 10240 <= int(port) < 30240
+    assert 10240 <= int(port) < 26624
     assert second == f"127.0.0.1:{int(port) + 1}"
     assert MPIClusterResolver().task_id == 1
     environ["OMPI_COMM_WORLD_RANK"] = "0"
     assert MPIClusterResolver().addresses() == [first, second]
+    assert MPIClusterResolver().job == "MPI job prterun-7@1"
     environ["PMIX_NAMESPACE"] = "prterun-8@1"
     assert MPIClusterResolver().addresses() != [first, second]
+    assert MPIClusterResolver().job == "MPI job prterun-8@1"
     environ.update(LEADER)
     assert MPIClusterResolver().addresses() == [
         "10.0.0.1:9000",
@@ -196,6 +230,10 @@ def test_mpi_on_several_hosts(name):
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "job has an id"),
         (OPEN_MPI | {"MASTER_ADDR": "a"}, "where they meet"),
         (OPEN_MPI | {"MASTER_PORT": "1"}, "where they meet"),
+        (
+            IN_OPEN_MPI | {"MASTER_PORT": "65535"} | HERE,
+            "MASTER_PORT=65535 with 2 .*port 65536",
+        ),
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "_RANK=2 does not fit"),
         ({"PMI_RANK": "0"}, "PMI_SIZE is not set. .* mpirun"),
         ({"PMIX_RANK": "0"}, "PMIX_RANK is set, but"),

@@ -257,6 +257,51 @@ def test_variables_that_do_not_fit(environ, step, variables, message):
         SlurmClusterResolver()
 
 
+def _ports(step, tasks_per_node="2", **ids):
+    step(0, tasks_per_node, hosts="a", **ids)
+    addresses = SlurmClusterResolver().cluster_spec().job_tasks("worker")
+    return {int(address.rpartition(":")[2]) for address in addresses}
+
+
+@pytest.mark.parametrize("tasks_per_node", ["1", "2", "3", "8"])
+def test_jobs_and_steps_that_share_a_node_share_no_port(step, tasks_per_node):
+    taken = set()
+    for job in range(1000, 1020):
+        for number in range(20):
+            ids = {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(number)}
+            ports = _ports(step, tasks_per_node, **ids)
+            assert not ports & taken
+            assert min(ports) >= 10240
+            assert max(ports) < 26624
+            taken |= ports
+
+
+def test_ports_that_were_asked_for(step):
+    step(0, "2", hosts="a", SLURM_JOB_ID="70")
+    resolver = SlurmClusterResolver(port_base=8888)
+    assert resolver.cluster_spec() == {"worker": ["a:8888", "a:8889"]}
+
+
+def test_a_job_has_a_word(step):
+    words = set()
+    for ids in (
+        {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "0"},
+        {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0"},
+        {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "1"},
+        {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "0"}
+        | {"SLURM_RESTART_COUNT": "1"},
+    ):
+        step(0, "2", hosts="a", **ids)
+        words.add(SlurmClusterResolver().job)
+    assert len(words) == 4
+    assert "SLURM job 70, step 0, restart 1" in words
+
+
+def test_without_a_job_there_is_no_word(step):
+    step(0, "2", hosts="a")
+    assert SlurmClusterResolver().job == ""
+
+
 def test_a_port_beyond_the_last(step):
     step(0, "3", hosts="a")
     resolver = SlurmClusterResolver(port_base=65534)

@@ -190,15 +190,33 @@ def test_addresses_that_can_be_read(address):
     )
 
 
+@pytest.mark.parametrize(
+    "host",
+    ["0.0.0.0", "0", "0x0", "[::]", "[0::0]", "[::ffff:0.0.0.0]"],
+)
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_address_of_every_interface(host, index):
+    """It is one to listen at, and none to connect to."""
+    addresses = ["a:1", "b:1"]
+    addresses[index] = f"{host}:9000"
+    with pytest.raises(
+        ClusterError, match=r"Expected: .* 127\.0\.0\.1"
+    ) as error:
+        _cluster({"worker": addresses}, "worker", 0)
+    assert f"address of worker {index} " in str(error.value)
+    assert repr(addresses[index]) in str(error.value)
+
+
 def test_coordinator_and_restarts_are_carried():
     variables = {
         "KERAS_DIST_WORKERS": "a:1,b:1",
         "KERAS_DIST_WORKER_INDEX": "1",
         "KERAS_DIST_COORDINATOR": "c:2",
         "KERAS_DIST_RESTARTS": "3",
+        "KERAS_DIST_JOB": "a word",
     }
     assert cluster_of(KerasDistClusterResolver.reading(variables)) == Cluster(
-        1, "a:1", ("a:1", "b:1"), "c:2", 3
+        1, "a:1", ("a:1", "b:1"), "c:2", 3, "a word"
     )
     variables["KERAS_DIST_COORDINATOR"] = "nowhere"
     with pytest.raises(ClusterError, match="coordinator's address .*'nowhere'"):

@@ -2,7 +2,6 @@
 
 import threading
 
-import keras
 import numpy as np
 
 import keras_dist
@@ -50,20 +49,9 @@ class ThreadWorkers(Workers):
         self._table = table
         self.num_collectives = 0
 
-    def gather(self, tensors):
+    def swap(self, own):
         self.num_collectives += 1
-        return self._table.exchange(self.cluster.index, list(tensors))
-
-    def sum(self, tensors):
-        columns = zip(*self.gather(tensors), strict=True)
-        return [sum(column[1:], column[0]) for column in columns]
-
-    def broadcast(self, tensors):
-        return self.gather(tensors)[0]
-
-    def concatenate(self, tensor, axis):
-        everyone = [each[0] for each in self.gather([tensor])]
-        return keras.ops.concatenate(everyone, axis=axis)
+        return np.stack(self._table.exchange(self.cluster.index, own))
 
 
 def strategies_of(num_workers, num_replicas=1):

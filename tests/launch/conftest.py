@@ -66,6 +66,8 @@ def serve(address, num_workers):
     print("serving", address, flush=True)
     with open(folder / "coordinator", "ab", buffering=0) as file:
         file.write(f"{address} {num_workers} {loaded}\\n".encode())
+    with open(folder / "jobs", "a") as file:
+        file.write(os.environ["KERAS_DIST_JOB"] + "\\n")
     if "TEST_COORDINATOR_FAILS" in os.environ:
         raise OSError("no port for the coordinator")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -23,8 +23,8 @@ def test_two_hosts(launcher):
         address = os.environ["KERAS_DIST_WORKERS"].split(",")[index]
         host, port = address.split(":")
         with socket.create_server((host, int(port))):
-            mark("told", "{KERAS_DIST_WORKERS} {KERAS_DIST_COORDINATOR}".format(
-                **os.environ))
+            mark("told", "{KERAS_DIST_WORKERS} {KERAS_DIST_COORDINATOR} "
+                "{KERAS_DIST_JOB}".format(**os.environ))
             for i in range(4):
                 await_mark(f"told-{i}")
             await_mark("coordinator")
@@ -46,7 +46,8 @@ def test_two_hosts(launcher):
         launcher.marks("told", 4)
         == [
             f"127.0.0.1:{port},127.0.0.1:{port + 1},"
-            f"localhost:{port + 3},localhost:{port + 4} 127.0.0.1:{port + 2}"
+            f"localhost:{port + 3},localhost:{port + 4} 127.0.0.1:{port + 2} "
+            f"keras-dist run on 127.0.0.1:{port}, localhost:{port + 3}"
         ]
         * 4
     )
@@ -98,6 +99,7 @@ def test_a_coordinator_serves_as_long_as_workers_run(launcher):
         while served() <= restarts:
             time.sleep(0.01)
         mark("address", os.environ["KERAS_DIST_COORDINATOR"])
+        mark("job", os.environ["KERAS_DIST_JOB"])
         sys.exit(0 if restarts else 42)
         """
     )
@@ -111,6 +113,10 @@ def test_a_coordinator_serves_as_long_as_workers_run(launcher):
     assert [line.split()[1:] for line in served] == [["2", "[]"]] * 2
     assert len(set(where)) == 2
     assert launcher.marks("address", 2) == [where[-1]] * 2
+    # Each start has a word of its own.
+    jobs = (launcher.folder / "jobs").read_text().splitlines()
+    assert len(set(jobs)) == 2
+    assert launcher.marks("job", 2) == [jobs[-1]] * 2
     assert "serving" not in done.stdout + done.stderr
     for name in ("coordinator", "coordinator.restart-1"):
         log = launcher.folder / "logs" / f"{name}.log"

@@ -1,11 +1,16 @@
-"""The host of a worker whose address its launcher does not tell."""
+"""Addresses where workers meet: their form, their look-up, who has them."""
 
+import os
 import socket
+import sys
 
 import pytest
 
-from keras_dist.core.addresses import own_host
-from keras_dist.core.plan import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.joining.addresses import listen
+from keras_dist.joining.addresses import numeric
+from keras_dist.joining.addresses import own_host
+from keras_dist.joining.addresses import split
 
 
 def _has_address(host):
@@ -17,19 +22,50 @@ def _has_address(host):
     return True
 
 
+has_ipv6 = pytest.mark.skipif(
+    not _has_address("::1"), reason="No IPv6 on this machine."
+)
+
+
 @pytest.mark.parametrize(
     ("leader", "own"),
     [
         ("127.0.0.1:9000", "127.0.0.1"),
-        pytest.param(
-            "[::1]:9000",
-            "::1",
-            marks=pytest.mark.skipif(
-                not _has_address("::1"), reason="No IPv6 on this machine."
-            ),
-        ),
+        pytest.param("[::1]:9000", "::1", marks=has_ipv6),
     ],
 )
 def test_a_worker_without_an_address_finds_its_own(leader, own):
-    cluster = Cluster(1, leader, (leader, ""))
-    assert own_host(cluster) == own
+    assert own_host("", leader) == own
+    assert own_host(leader, "other:1") == own
+
+
+@pytest.mark.parametrize("address", ["host", ":1", "host:", "host:one"])
+def test_what_is_no_address(address):
+    with pytest.raises(ClusterError, match="Expected: 'host:port'"):
+        split(address)
+
+
+def test_an_unknown_host():
+    with pytest.raises(ClusterError, match=r"no\.such\.host\.invalid"):
+        numeric("no.such.host.invalid:9000")
+
+
+def test_the_host_of_another_machine():
+    with pytest.raises(ClusterError, match="can't be opened for listening"):
+        listen("192.0.2.1:9000")
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("taken_everywhere", [False, True])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", pytest.param("[::1]", marks=has_ipv6)]
+)
+def test_a_port_that_is_taken(host, everywhere, taken_everywhere):
+    with listen(f"{host}:0", everywhere=taken_everywhere) as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
+        with pytest.raises(ClusterError) as caught:
+            listen(address, patience=0, everywhere=everywhere)
+    assert f"'{address}' is in use" in str(caught.value)
+    if sys.platform == "linux":
+        assert f"process {os.getpid()} (" in str(caught.value)
+        assert sys.executable in str(caught.value)

@@ -7,6 +7,8 @@ import types
 import pytest
 
 from keras_dist.core.plan import Cluster
+from keras_dist.joining.addresses import listen
+from keras_dist.joining.pulse import Pulse
 from keras_dist.plugin import heartbeats
 from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import Heartbeats
@@ -42,7 +44,7 @@ class OneOfTwoLives(Blackboard):
         pass
 
     def read(self, keys):
-        new = str(next(self.beats))
+        new = f"\n{next(self.beats)}"
         return [new if key.endswith("beat/1") else "" for key in keys]
 
 
@@ -128,3 +130,23 @@ def test_a_process_that_was_suspended_blames_nobody(
     monkeypatch.setattr(beats, "_over", types.SimpleNamespace(wait=wait))
     beats._watch()
     assert bool(lost) == is_lost
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_silent_worker_that_runs_is_not_lost(runs):
+    """As one whose native code holds Python's lock."""
+    board, lost = Memory(), threading.Event()
+    first = beats_of(0, board, silence=0.5, on_loss=lost.set)
+    with listen("127.0.0.1:0") as listener:
+        other = Pulse(listener)
+    board.texts["keras_dist/pulse/1"] = other.address
+    board.texts["keras_dist/beat/1"] = "\n1 "
+    if not runs:
+        other.close()
+    first.start()
+    assert lost.wait(3.0 if runs else 100.0) != runs
+    expected = "" if runs else "worker 1 at 127.0.0.1:2 gives no sign of life"
+    assert first.describe_lost() == expected
+    first.stop("ended", patience=0)
+    if runs:
+        other.close()

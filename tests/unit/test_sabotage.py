@@ -21,6 +21,7 @@ PLACES = (
     "keras_dist/fit",
     "keras_dist/fit/workers",
     "keras_dist/inputs",
+    "keras_dist/joining",
     "keras_dist/launch",
     "keras_dist/planning",
     "keras_dist/plugin",

@@ -42,37 +42,37 @@ class MadeUp(Workers):
         index: Integer, which one this is.
         others: Callable from this worker's numbers to those of the other
             ones, a list each.
-        chiefs: List of arrays that the chief broadcasts, in turn.
+        texts: List of what the other one says, in turn.
     """
 
-    def __init__(self, index=0, others=lambda own: [], chiefs=()):
+    def __init__(self, index=0, others=lambda own: [], texts=()):
         count = 1 + len(others([0] * 40)) if index == 0 else 2
         addresses = tuple(f"127.0.0.1:{9000 + i}" for i in range(count))
         cluster = Cluster(index, addresses[0], addresses)
         super().__init__(cluster, CommunicationOptions())
         self.others = others
-        self.chiefs = list(chiefs)
+        self.texts_of_other = list(texts)
         self.broadcasts = 0
 
-    def sum(self, tensors):
+    def swap(self, own):
         raise NotImplementedError
 
-    def concatenate(self, tensor, axis):
-        raise NotImplementedError
-
-    def gather(self, tensors):
-        own = keras.ops.convert_to_numpy(tensors[0])
-        told = [np.array(each, own.dtype) for each in self.others(own.tolist())]
+    def swap_bytes(self, what, layout, own):
+        if layout.endswith("integers"):
+            numbers = np.frombuffer(own, np.int64).tolist()
+            others = [np.array(n) for n in self.others(numbers)]
+            told = [each.astype(np.int64).tobytes() for each in others]
+        else:
+            told = [text.encode() for text in self.texts_of_other[:1]]
+            del self.texts_of_other[:1]
         everyone = [own, *told]
         if self.cluster.index:
             everyone.reverse()
-        return [[keras.ops.convert_to_tensor(each)] for each in everyone]
+        return everyone
 
     def broadcast(self, tensors):
         self.broadcasts += 1
-        if self.cluster.is_chief:
-            return list(tensors)
-        return [keras.ops.convert_to_tensor(self.chiefs.pop(0))]
+        return list(tensors)
 
 
 def data():
@@ -509,20 +509,10 @@ def test_other_random_states_become_the_chiefs(chief_has_drawn):
     chiefs = randomness.random_state(backend)
     expected = draw()
     assert draw() != expected
-    letters = np.frombuffer(chiefs.encode(), "uint8").astype("int32")
-    workers = MadeUp(
-        1,
-        others=lambda own: [[1] * len(own)],
-        chiefs=[np.array([letters.size], "int32"), letters],
-    )
+    workers = MadeUp(1, lambda own: [[1] * len(own)], texts=[chiefs])
     randomness.share_random_state(backend, workers)
     assert randomness.random_state(backend) == chiefs
     assert draw() == expected
-
-
-def test_a_text_of_nothing():
-    workers = MadeUp(1, chiefs=[np.array([0], "int32")])
-    assert randomness.chiefs_text("something", workers) == ""
 
 
 def test_decisions_are_those_of_any_worker_and_rates_the_chiefs():
@@ -566,17 +556,12 @@ def test_schedules_are_not_compared():
     ],
 )
 def test_another_model_is_told_with_what_differs(theirs, expected):
-    text = json.dumps(theirs)
-
     def others(own):
-        if len(own) == 3:
-            return [[len(theirs), own[1] ^ 1, own[2]]]
-        if len(own) == 1:
-            return [[len(text)]]
-        return [[*text.encode(), *[0] * (len(own) - len(text))]]
+        return [[len(theirs), own[1] ^ 1, own[2]]]
 
     layer = keras.layers.Dense(3, name="d")
     layer.build((None, 2))
     with pytest.raises(ReplicaDivergenceError) as raised:
-        take_chiefs_values(layer.variables, MadeUp(others=others))
+        workers = MadeUp(others=others, texts=[json.dumps(theirs)])
+        take_chiefs_values(layer.variables, workers)
     assert expected in str(raised.value)

@@ -3,12 +3,16 @@
 `python fault_jobs.py PLACE SECONDS`: prints `imported`, waits for a line, then
 trains steps for ever, prints one line for each, and at PLACE (`start`, `step`,
 `validation`, `saving`, or `nowhere`) prints `here` and waits to be killed or
-stopped. With `loop`, or `end of loop` for one that stops, it trains in a loop
-of a compiled function, and prints `kept` if an error leaves variables alone.
+stopped. With `native code`, it holds Python's lock for 10 seconds once, and the
+others have `others native code`; silence is 3 seconds then. With `loop`, or
+`end of loop` for one that stops, it trains in a loop of a compiled function,
+and prints `kept` if an error leaves variables alone.
 With `parts`, or `in parts` for one that stops, it saves twice to CHECKPOINT;
 with `later parts`, or `in later parts`, in the background.
 """
 
+import ctypes
+import importlib
 import os
 import sys
 import tempfile
@@ -40,6 +44,10 @@ class Harm(keras.callbacks.Callback):
         print("step", flush=True)
         if batch == 3:
             self._reach("step")
+            if self._place == "native code":
+                self._place = "nowhere"
+                print("here", flush=True)
+                ctypes.PyDLL(None).sleep(10)
 
     def on_test_batch_begin(self, batch, logs=None):
         self._reach("validation")
@@ -50,6 +58,9 @@ def main(place, seconds):
     print("imported", flush=True)
     sys.stdin.readline()
     harm = Harm(place)
+    if place.endswith("native code"):
+        set_silence(3.0)
+        seconds = None
     options = keras_dist.experimental.CommunicationOptions(
         timeout_seconds=seconds
     )
@@ -89,6 +100,13 @@ def main(place, seconds):
         callbacks=[harm, saver],
         verbose=0,
     )
+
+
+def set_silence(seconds):
+    """Makes a silent worker one that is lost after fewer seconds."""
+    name = keras.backend.backend()
+    module = {"jax": "watch", "tensorflow": "cluster", "torch": "workers"}[name]
+    importlib.import_module(f"keras_dist_{name}.{module}").SILENCE = seconds
 
 
 def loop(strategy, model, harm):

@@ -211,8 +211,15 @@ def collectives(optimizer_options):
     model.train_on_batch(x, y)
     workers = strategy.executor.workers
     found = {}
-    for name in ("scatter_sum", "gather_flat", "start_sum", "_gather_bytes"):
+    for name in ("scatter_sum", "gather_flat", "start_sum"):
         setattr(workers, name, _counted(getattr(workers, name), name, found))
+    exchange = workers.exchange
+
+    def counting(call, *args):
+        found.setdefault("exchange", []).append(call.text)
+        return exchange(call, *args)
+
+    workers.exchange = counting
     model.train_on_batch(x, y)
     return found
 

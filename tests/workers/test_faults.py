@@ -121,6 +121,22 @@ def test_one_of_three_is_killed(start):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
+def test_native_code_holds_the_lock_of_python(start, victim):
+    """The worker runs, so that it is no silent one."""
+    addresses = free_addresses(2)
+    workers = [
+        start(i, addresses, f"{'' if i == victim else 'others '}native code")
+        for i in range(2)
+    ]
+    go(*workers)
+    workers[victim].wait_for("here")
+    for worker in workers:
+        before = len(worker.printed)
+        while len(worker.printed) <= before:
+            worker.wait_for("step")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
 def test_stopped(start, victim):
     addresses = free_addresses(2)
     workers = [

@@ -33,6 +33,8 @@ _CHANGERS = (
     keras.callbacks.EarlyStopping,
     keras.callbacks.SwapEMAWeights,
 )
+# Those of Keras' that change the model, which all workers need.
+CHANGING = (*_CHANGERS, *_TALKERS, keras.callbacks.TerminateOnNaN)
 # Writers of other packages, known by name: the packages are not imported.
 _WRITERS_ELSEWHERE = {
     "wandb": ("WandbMetricsLogger", "WandbModelCheckpoint"),

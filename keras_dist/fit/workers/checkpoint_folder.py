@@ -19,7 +19,6 @@ from keras_dist.errors import CheckpointError
 from keras_dist.errors import ClusterError
 from keras_dist.fit.workers.together import UNFINISHED
 from keras_dist.fit.workers.together import written_beside
-from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.workers import Workers
 
 _INDEX = "checkpoint.json"
@@ -72,7 +71,7 @@ class CheckpointFolder:
         """Returns the path of a new folder, and who does not see it."""
         name = f"{UNFINISHED}parts-{secrets.token_hex(8)}"
         if self._workers is not None:
-            name = chiefs_text(name, self._workers)
+            name = self._workers.chiefs_text(name)
         parts = os.path.join(self.path, name)
         self._by_chief(lambda: self._make(parts), f"write to '{self.path}'")
         return parts, self._workers_where(not _appears(parts, patience))
@@ -182,7 +181,7 @@ class CheckpointFolder:
                 "`keras_dist.save_sharded`."
             )
         if self._workers is not None:
-            text = chiefs_text(text, self._workers)
+            text = self._workers.chiefs_text(text)
         if not text:
             raise self._seen_by_some(owners)
         return text

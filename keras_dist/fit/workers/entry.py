@@ -13,11 +13,13 @@ from typing import Any
 import keras
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import same_data
 from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
 from keras_dist.fit.workers.callbacks import BACKUP
+from keras_dist.fit.workers.callbacks import CHANGING
 from keras_dist.fit.workers.callbacks import chiefs_guarded
 from keras_dist.fit.workers.callbacks import flat_callbacks
 from keras_dist.fit.workers.callbacks import quiet_callbacks
@@ -26,6 +28,7 @@ from keras_dist.internals.overrides import shuffles_noted
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.workers import Workers
 
@@ -94,7 +97,9 @@ def check_agreement(
     own: Mapping[str, int], more: Sequence[int], workers: Workers
 ) -> list[list[int]]:
     """Compares workers' calls; returns each one's `more`, of equal lengths."""
-    numbers = workers.concatenate_numbers([*own.values(), *more])
+    numbers = workers.concatenate_numbers(
+        [*own.values(), *more], "the arguments of `fit` or a relative"
+    )
     size = len(own) + len(more)
     everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     columns = zip(*(each[: len(own)] for each in everyone), strict=True)
@@ -180,12 +185,16 @@ class Entry:
         state, backend = "", get_backend()
         if self._name == "fit":
             state = randomness.random_state(backend)
+        computed = self._fingerprint()
         more = [randomness.code_of(state), int(bool(self._callbacks))]
+        more.append(fingerprint.code_of(computed))
         more += same_data.fingerprints(data, self._get("batch_size"))
         everyone = check_agreement(own, more, self._workers)
-        codes, have_callbacks, *seen = zip(*everyone, strict=True)
+        codes, have_callbacks, own_codes, *seen = zip(*everyone, strict=True)
+        fingerprint.compare(computed, own_codes, self._workers)
+        vars(bound(self._model))["compared"] = fingerprint.stamp_of(self._model)
         if len(set(codes)) > 1:
-            state = randomness.chiefs_text(state, self._workers)
+            state = self._workers.chiefs_text(state)
             randomness.set_random_state(backend, state)
         if same_data.is_wanted():
             same_data.compare(
@@ -214,6 +223,21 @@ class Entry:
             if saves:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
+
+    def _fingerprint(self) -> fingerprint.Fingerprint:
+        """Describes what the call computes."""
+        link: Any = bound(self._model)
+        if link.compiled is None:  # before it belonged to a strategy
+            link.compiled = fingerprint.of_compile(self._model)
+        changing = [c for c in self._callbacks if isinstance(c, CHANGING)]
+        layers = fingerprint.stamp_of(self._model)
+        # A large model takes a while, and `predict` may be called often.
+        if self._name == "fit" or link.compared != layers:
+            is_first = link.compared is None
+            link.layers = fingerprint.of_layers(self._model, is_first)
+        own = fingerprint.of_process(changing)
+        found: fingerprint.Fingerprint = own | link.compiled | link.layers
+        return found
 
     def _note_shuffled(self, iterator: Any) -> None:
         for callback in self._callbacks:

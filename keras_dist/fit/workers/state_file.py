@@ -14,12 +14,12 @@ import numpy as np
 from keras_dist.errors import CheckpointError
 from keras_dist.fit.workers.built import Built
 from keras_dist.fit.workers.built import build_as_saved
+from keras_dist.fit.workers.chief_saves import writing
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
-from keras_dist.plugin.randomness import chiefs_text
 from keras_dist.plugin.workers import Workers
 
 _NOTES = "keras_dist"
@@ -40,7 +40,8 @@ def write_state(
     seeds = [_listed(seed) for seed in _seeds(model)]
     text = json.dumps({**notes, _SEEDS: seeds, _BUILT: built})
     with written_beside(path) as beside:
-        type(model).save_weights(model, beside, overwrite=True)
+        with writing():
+            type(model).save_weights(model, beside, overwrite=True)
         with _opened(beside, "a") as file:
             file[_NOTES] = np.frombuffer(text.encode(), "uint8")
         seal(beside)
@@ -64,7 +65,7 @@ def restore_state(
         )
     text = json.dumps(_read_notes(path) if found else None)
     if workers is not None:
-        text = chiefs_text(text, workers)
+        text = workers.chiefs_text(text)
     notes: dict[str, Any] | None = json.loads(text)
     if notes is None:
         return None

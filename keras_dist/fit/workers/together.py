@@ -1,13 +1,11 @@
 """Several workers as one: the same values and decisions, one writer."""
 
 import contextlib
-import inspect
 import itertools
 import json
 import os
 import zlib
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,17 +14,16 @@ import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
+from keras_dist.fit.workers import drift
+from keras_dist.fit.workers.drift import comparable
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import KeepsParts
-from keras_dist.plugin.randomness import everyones_texts
 from keras_dist.plugin.workers import Workers
-from keras_dist.replica.on_read import SyncOnReadVariable
 
 _TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
-SAVING = ("save", "save_weights", "export")
 # What the names of files and folders begin with that are being written.
 UNFINISHED = ".unfinished-"
 
@@ -74,14 +71,7 @@ def take_chiefs_values(
 
     Values in host memory are sent only if workers' codes of them differ.
     """
-    chosen = [
-        variable
-        for variable in variables
-        if not isinstance(variable, SyncOnReadVariable)
-        and variable.dtype != "string"
-        # Variables in parts have no value here: each worker keeps its own part.
-        and keras_internals.has_value(variable)
-    ]
+    chosen = comparable(variables)
     if not chosen:
         return
     values = [keras_internals.value_of(variable) for variable in chosen]
@@ -122,24 +112,29 @@ class Together(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._has_others:
-            self._agree()
+            self._agree("the beginning of an epoch")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._agree()
+        strategy = strategy_of(self.model)
+        code = drift.code_of_state(strategy, self.model)
+        codes = self._agree("the end of an epoch", code)
+        drift.check_state(strategy, self.model, codes)
 
-    def _agree(self) -> None:
+    def _agree(self, what: str, code: int = 0) -> list[int]:
+        """Shares decisions; returns the codes of all workers."""
         model = self.model
         rates = learning_rates(model)
         own = np.array([np.float32(float(rate)) for rate in rates], "float32")
         stops = int(model.stop_training)
-        numbers = [stops, *own.view("int32").tolist()]
-        everyone = self._workers.concatenate_numbers(numbers)
+        numbers = [stops, code, *own.view("int32").tolist()]
+        everyone = self._workers.concatenate_numbers(numbers, what)
         if any(everyone[:: len(numbers)]):
             model.stop_training = True
-        chiefs = np.array(everyone[1 : len(numbers)], "int32").view("float32")
+        chiefs = np.array(everyone[2 : len(numbers)], "int32").view("float32")
         for rate, before, value in zip(rates, own, chiefs, strict=True):
             if before != value:
                 rate.assign(value)
+        return everyone[1 :: len(numbers)]
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
@@ -168,7 +163,7 @@ def check_alike(
     everyone = workers.concatenate_numbers([len(variables), code, number])
     if len(set(everyone[::3])) == len(set(everyone[1::3])) == 1:
         return everyone[2::3]
-    texts = everyones_texts(json.dumps(described), workers)
+    texts = workers.texts(json.dumps(described))
     first, *others = [json.loads(text) for text in texts]
     index, other = next(
         (index, other)
@@ -196,38 +191,6 @@ def _variable(described: list[Any] | None) -> str:
         return "none"
     path, shape, dtype = described
     return f"'{path}' of shape {tuple(shape)} and {dtype}"
-
-
-def save(
-    model: keras.Model, name: str, workers: Workers, *args: Any, **kwargs: Any
-) -> None:
-    """Calls one of a model's `SAVING` methods, on the chief only."""
-    if not workers.cluster.is_chief:
-        return
-    original = getattr(type(model), name)
-    given = inspect.signature(original).bind(model, *args, **kwargs)
-    path = _local_file(name, given.arguments)
-    if path is None:
-        original(*given.args, **given.kwargs)
-        return
-    with written_beside(path) as beside:
-        given.arguments["filepath"] = beside
-        original(*given.args, **given.kwargs)
-
-
-def _local_file(name: str, arguments: Mapping[str, Any]) -> str | None:
-    """Returns the path of one local file to write without asking, or `None`."""
-    path = arguments.get("filepath")
-    if name == "export" or not isinstance(path, (str, os.PathLike)):
-        return None
-    text: str = os.fspath(path)
-    asks = not arguments.get("overwrite", True) and os.path.exists(text)
-    is_one_file = (
-        text.endswith((".keras", ".h5"))
-        and arguments.get("max_shard_size") is None
-    )
-    is_local = "://" not in text
-    return text if is_one_file and is_local and not asks else None
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import functools
 import importlib
 import re
-import threading
 from types import SimpleNamespace
 
 import jax
@@ -18,15 +17,10 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
-from keras_dist.launch.addresses import free_addresses
 from keras_dist_jax import backend
 from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
 from keras_dist_jax import workers
-from keras_dist_jax.addresses import AddressError
-from keras_dist_jax.addresses import listen
-from keras_dist_jax.addresses import numeric
-from keras_dist_jax.addresses import split
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate
 
@@ -195,51 +189,6 @@ def test_gradients_have_no_dtype_of_their_own():
     options = CommunicationOptions(dtype="bfloat16")
     with pytest.raises(ClusterError, match="the compiler chooses"):
         joining.join(CLUSTER, options)
-
-
-@pytest.mark.parametrize("address", ["host", ":1", "host:", "host:one"])
-def test_what_is_no_address(address):
-    with pytest.raises(AddressError, match="Expected: 'host:port'"):
-        split(address)
-
-
-def test_an_unknown_host():
-    with pytest.raises(AddressError, match=r"no\.such\.host\.invalid"):
-        numeric("no.such.host.invalid:9000")
-
-
-def test_the_host_of_another_machine():
-    with pytest.raises(AddressError, match="can't be opened for listening"):
-        listen("192.0.2.1:9000")
-
-
-def test_a_port_that_is_taken():
-    with listen("127.0.0.1:0") as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(AddressError, match="is taken"):
-            listen(address, patience=0)
-
-
-def test_who_left_the_roll_call_is_missing():
-    """The coordinator named worker 0, and ended."""
-    (address,) = free_addresses(1)
-    cluster = Cluster(2, address, ("a:1", "b:2", "c:3"))
-    with listen(address) as listener:
-
-        def call():
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(100)
-                connection.sendall(b"0 2\n")
-            listener.close()
-
-        thread = threading.Thread(target=call, daemon=True)
-        thread.start()
-        with pytest.raises(keras_dist.WorkerLostError) as caught:
-            joining._answer(cluster, address, 2.0)
-        thread.join(timeout=60)
-    assert "Missing: worker 0 (a:1), worker 1 (b:2)" in str(caught.value)
-    assert "Nothing answered" in str(caught.value)
 
 
 def test_a_gate_that_was_not_entered_is_left():

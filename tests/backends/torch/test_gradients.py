@@ -1,15 +1,16 @@
 """Sums of the replicas' gradients."""
 
-import types
-
 import keras
 import pytest
 import torch
 
 from keras_dist.core.plan import Cluster
 from keras_dist.experimental import CommunicationOptions
+from keras_dist.plugin.workers import Workers
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.gradients import weighted_sum
+from keras_dist_torch.sums import ExpectedSums
+from keras_dist_torch.workers import TorchWorkers
 
 
 def test_a_replica_of_no_weight_adds_nothing_even_if_it_has_nan():
@@ -26,11 +27,11 @@ def test_gradients_of_the_one_replica_are_weighted_in_their_bucket(
     weight, expected
 ):
     """The sum of one worker, which sends nothing."""
-    alone = types.SimpleNamespace(
-        cluster=Cluster(0, "leader:1", ("leader:1",)),
-        options=CommunicationOptions(),
-        start_sum=lambda flat: lambda: None,
-    )
+    alone = object.__new__(TorchWorkers)
+    cluster = Cluster(0, "leader:1", ("leader:1",))
+    Workers.__init__(alone, cluster, CommunicationOptions())
+    alone.sums = ExpectedSums(alone.start_sum, torch.device("cpu"))
+    alone.swap = lambda own: own[None]
     values = [2.0, 4.0] if weight else [torch.nan, torch.inf]
     variable = keras.Variable([0.0, 0.0])
     given = torch.tensor(values)

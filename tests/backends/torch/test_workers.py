@@ -227,7 +227,7 @@ def test_sums_that_nccl_did_not_finish_are_an_error(monkeypatch):
     """NCCL's waits end without an error when a lost worker ends the group."""
     alone = object.__new__(workers.TorchWorkers)
     alone.cluster = Cluster(1, "host:1", ("host:1", "host:2"))
-    alone.group, alone._beats = mock.Mock(), mock.Mock()
+    alone.group, alone._frames, alone._beats = (mock.Mock() for _ in range(3))
     alone._beats.describe_lost.return_value = "worker 0 is gone"
     alone._is_nccl, alone._is_aborted = True, False
     stream = mock.Mock()

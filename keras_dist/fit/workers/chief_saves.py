@@ -1,0 +1,160 @@
+"""Saving by several workers: the chief writes, and the others wait for it.
+
+They wait if they save too, in the same line. A chief that saves alone waits for
+nobody. Keras' functions, and the methods of a part of a model, do as the
+methods of the model itself.
+"""
+
+import contextlib
+import contextvars
+import functools
+import inspect
+import os
+import zlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_dist.fit.plain_models import strategy_of
+from keras_dist.fit.workers import drift
+from keras_dist.fit.workers.together import readable_by_chief
+from keras_dist.fit.workers.together import written_beside
+from keras_dist.internals import keras_internals
+from keras_dist.internals.overrides import as_hook
+from keras_dist.plugin.chief_only import is_chief_only
+from keras_dist.plugin.chief_only import saving
+from keras_dist.plugin.meetings import could_not
+from keras_dist.plugin.recorder import place
+from keras_dist.plugin.workers import Workers
+
+# Methods of a model that save it.
+METHODS = ("save", "save_weights", "export")
+# Before the digest of what the chief has saved, and in place of it.
+_DONE, _FAILED, _BEGUN = "+", "-", "..."
+# Seconds in which the chief has come to a save, unless options set them.
+_PATIENCE = 600.0
+_is_saving: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "keras_dist_is_saving", default=False
+)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Has Keras write as it does, on each worker, inside the context."""
+    token = _is_saving.set(True)
+    try:
+        yield
+    finally:
+        _is_saving.reset(token)
+
+
+def method_of(model: keras.Model, name: str) -> Callable[..., None]:
+    """Returns one of a model's `METHODS`, for all workers to call."""
+    original = getattr(type(model), name)
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> None:
+        _save(model, original, (model, *args), kwargs)
+
+    return method
+
+
+@functools.cache
+def install() -> None:
+    """Hooks what Keras' functions and parts of models save with, for good."""
+    keras_internals.hook_saving(_hook_save)
+
+
+@as_hook
+def _hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    workers = getattr(strategy_of(model), "executor", None)
+    workers = getattr(workers, "workers", None)
+    if workers is None or _is_saving.get():
+        return original(model, *args, **kwargs)
+    return _save(model, original, (model, *args), kwargs)
+
+
+def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
+    """Saves a model on the chief; other workers wait for that."""
+    strategy = strategy_of(model)
+    workers: Workers = strategy.executor.workers
+    with saving(), writing(), readable_by_chief(model):
+        if workers.meetings is None or is_chief_only():
+            if workers.cluster.is_chief:
+                _write(original, args, kwargs)
+            return
+        turn = _turn(workers)
+        if workers.cluster.is_chief:
+            _say_and_write(model, workers, turn, original, args, kwargs)
+            return
+        _wait(model, workers, turn)
+
+
+def _say_and_write(
+    model: Any,
+    workers: Workers,
+    turn: str,
+    original: Any,
+    args: Any,
+    kwargs: Any,
+) -> None:
+    meetings = workers.meetings
+    assert meetings is not None
+    meetings.say(f"{turn}/begun", _BEGUN)
+    try:
+        _write(original, args, kwargs)
+    except BaseException:
+        # Without the board, the others find out that this one is lost.
+        with contextlib.suppress(Exception):
+            meetings.say(turn, _FAILED)
+        raise
+    meetings.say(turn, _DONE + drift.digest_of(model).tobytes().hex())
+
+
+def _wait(model: Any, workers: Workers, turn: str) -> None:
+    meetings = workers.meetings
+    assert meetings is not None
+    patience = workers.options.timeout_seconds or _PATIENCE
+    what = f"the save in {place()}"
+    meetings.hear(f"{turn}/begun", what, patience)
+    # A large model takes its time, as long as the chief is there.
+    text = meetings.hear(turn, what, float("inf"))
+    if text == _FAILED:
+        raise could_not(0, "save the model")
+    chiefs = np.frombuffer(bytes.fromhex(text.removeprefix(_DONE)))
+    drift.check_digest(model, chiefs.reshape(-1, 2))
+
+
+def _turn(workers: Workers) -> str:
+    """Returns the name of a save, the same on all workers that come to it."""
+    return f"{zlib.crc32(place().encode()):x}-{workers.recorder.count()}"
+
+
+def _write(original: Any, args: Any, kwargs: Any) -> None:
+    given = inspect.signature(original).bind(*args, **kwargs)
+    path = _local_file(given.arguments)
+    if path is None:
+        original(*given.args, **given.kwargs)
+        return
+    with written_beside(path) as beside:
+        given.arguments["filepath"] = beside
+        original(*given.args, **given.kwargs)
+
+
+def _local_file(arguments: dict[str, Any]) -> str | None:
+    """Returns the path of one local file to write without asking, or `None`."""
+    path = arguments.get("filepath")
+    if not isinstance(path, (str, os.PathLike)):
+        return None
+    text: str = os.fspath(path)
+    asks = not arguments.get("overwrite", True) and os.path.exists(text)
+    is_one_file = (
+        text.endswith((".keras", ".h5"))
+        and arguments.get("max_shard_size") is None
+        and arguments.get("zipped", True) is not False
+    )
+    is_local = "://" not in text
+    return text if is_one_file and is_local and not asks else None

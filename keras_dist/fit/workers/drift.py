@@ -1,0 +1,231 @@
+"""Finds variables whose values are not the same on all workers."""
+
+import contextlib
+import zlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
+from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.workers import Workers
+from keras_dist.replica.on_read import SyncOnReadVariable
+from keras_dist.replica.strategy_core import StrategyBase
+
+# Other hardware rounds differently: values may be apart by so much of the
+# variable's largest one.
+_TOLERANCE = 1e-4
+_MOST_SHOWN = 5
+
+
+def comparable(
+    variables: Sequence[keras.Variable],
+) -> list[keras.Variable]:
+    """Returns the variables of which each worker has the whole value.
+
+    A variable in parts is not among them, nor one that is combined when read.
+    """
+    return [
+        variable
+        for variable in variables
+        if not isinstance(variable, SyncOnReadVariable)
+        and variable.dtype != "string"
+        and keras_internals.has_value(variable)
+    ]
+
+
+def check_state(
+    strategy: StrategyBase, model: keras.Model, codes: Sequence[int]
+) -> None:
+    """Raises an error that names what differs, if codes of all workers do."""
+    workers = strategy.executor.workers
+    if workers is not None and len(set(codes)) > 1:
+        _check_values(_state_of(model), workers, "at the end of an epoch")
+
+
+def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
+    """Returns a hash of a model's state, below 2**32; metrics don't count.
+
+    Raises:
+        ReplicaDivergenceError: If replicas of this worker have other values.
+    """
+    workers, plan = strategy.executor.workers, strategy.plan
+    if workers is None or not workers.have_values:
+        return 0
+    variables = _state_of(model)
+    code = _code_of([keras_internals.value_of(v) for v in variables])
+    for index in range(1, plan.num_local_replicas):
+        copies = [strategy.executor.home(v).read(index) for v in variables]
+        if _code_of(copies) != code:
+            _check_copies(variables, copies, index, workers)
+    return code
+
+
+def digest_of(model: keras.Model) -> np.ndarray:
+    """Returns the mean and the size of each variable of a model's state."""
+    values = [keras_internals.value_of(v) for v in _state_of(model)]
+    arrays = [np.asarray(ops.convert_to_numpy(value)) for value in values]
+    found = [
+        (
+            each.mean(dtype="float64"),
+            np.sqrt(np.mean(np.square(each, dtype="float64"))),
+        )
+        for each in arrays
+        if each.size
+    ]
+    return np.array(found, "float64").reshape(-1, 2)
+
+
+def check_digest(model: keras.Model, chiefs: np.ndarray) -> None:
+    """Raises an error if the chief has saved other values than these."""
+    own = digest_of(model)
+    if own.shape == chiefs.shape:
+        far = np.abs(own - chiefs) > _TOLERANCE * chiefs[:, 1:]
+        variables = [v for v in _state_of(model) if np.prod(v.shape)]
+        found = [
+            f"'{variable.path}'"
+            for variable, is_far in zip(variables, far.any(axis=1), strict=True)
+            if is_far
+        ]
+    else:
+        found = [f"{len(own)} variables in place of {len(chiefs)}"]
+    if found:
+        raise _apart(
+            "a model that the chief has saved with other values. On this "
+            "worker, these are apart from them",
+            found,
+        )
+
+
+def in_run(
+    workers: Workers | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Returns the context of a call of `run` or `fit`.
+
+    Workers compare variables that were assigned outside since the last one."""
+    if workers is None:
+        return contextlib.nullcontext()
+    if workers.assigned and not workers.is_open:
+        variables = comparable(list(workers.assigned.values()))
+        workers.assigned.clear()
+        if variables and workers.have_values:
+            _check_values(variables, workers, "before `run`")
+    return workers.opened()
+
+
+def _state_of(model: keras.Model) -> list[keras.Variable]:
+    metrics = keras_saveables.all_metrics(model)
+    left_out = {id(v) for metric in metrics for v in metric.variables}
+    variables = keras_saveables.all_variables(model)
+    return comparable([v for v in variables if id(v) not in left_out])
+
+
+def _check_values(
+    variables: Sequence[keras.Variable], workers: Workers, when: str
+) -> None:
+    """Raises an error if workers have other values; all workers call it."""
+    values = [keras_internals.value_of(variable) for variable in variables]
+    codes = [_code_of([value]) for value in values]
+    everyone = np.array(
+        workers.concatenate_numbers(codes, f"the values of variables {when}")
+    ).reshape(-1, len(codes))
+    places = np.flatnonzero((everyone != everyone[0]).any(axis=0)).tolist()
+    if not places:
+        return
+    chiefs = workers.broadcast([values[place] for place in places])
+    own = [
+        _distance(values[place], chief)
+        for place, chief in zip(places, chiefs, strict=True)
+    ]
+    distances = workers.gather([ops.convert_to_tensor(np.array(own))])
+    table = np.stack([ops.convert_to_numpy(each) for (each,) in distances])
+    found = [
+        f"'{variables[place].path}' by {distance:.3g} on worker {index}"
+        for place, index, distance in _largest(places, table)
+    ]
+    if found:
+        raise _apart(
+            f"other values {when}. These are apart from the chief's", found
+        )
+
+
+def _check_copies(
+    variables: Sequence[keras.Variable],
+    copies: Sequence[Any],
+    replica: int,
+    workers: Workers,
+) -> None:
+    values = [keras_internals.value_of(variable) for variable in variables]
+    pairs = zip(variables, values, copies, strict=True)
+    found = [
+        f"'{variable.path}' by {distance:.3g}"
+        for variable, value, copy in pairs
+        if (distance := _distance(copy, value)) > 0
+    ]
+    if found:
+        index = workers.cluster.index
+        raise _apart(
+            f"replicas of worker {index}, and on its replica {replica} these "
+            "are apart from those of its first one",
+            found,
+        )
+
+
+def _largest(
+    places: Sequence[int], table: np.ndarray
+) -> Iterator[tuple[int, int, float]]:
+    """Yields the place, the worker and the distance of what is too far."""
+    for column, place in enumerate(places):
+        index = int(np.argmax(table[:, column]))
+        if table[index, column] > 0:
+            yield place, index, float(table[index, column])
+
+
+def _distance(value: Any, other: Any) -> float:
+    """Returns how far values are apart; 0 if that may be rounding."""
+    own, theirs = (
+        np.asarray(ops.convert_to_numpy(each)).astype("float64")
+        for each in (value, other)
+    )
+    same = np.array_equal(own, theirs, equal_nan=True)
+    if same or not own.size:
+        return 0.0
+    apart = np.abs(own - theirs).max()
+    largest = np.abs(theirs).max()
+    # A NaN is on one of them only.
+    return 0.0 if apart <= _TOLERANCE * largest else float(apart)
+
+
+def _apart(of: str, found: Sequence[str]) -> ReplicaDivergenceError:
+    more = len(found) - _MOST_SHOWN
+    return ReplicaDivergenceError(
+        f"Variables must be equal everywhere. Received: {of}: "
+        f"{', '.join(found[:_MOST_SHOWN])}"
+        f"{f', and {more} more' if more > 0 else ''}. Expected: the same "
+        "values on every worker and replica. Look for code that only some "
+        "workers run, for files of weights that differ, and for random "
+        "numbers of a worker's own."
+    )
+
+
+def _code_of(values: Sequence[Any]) -> int:
+    """Returns a hash of values: of their bits, or on accelerators of sums."""
+    if get_backend().list_devices()[0].type != "cpu":
+        sums = [s for value in values for s in _sums(value)]
+        values = [ops.stack(sums)] if sums else []
+    code = 0
+    for value in values:
+        array = np.ascontiguousarray(ops.convert_to_numpy(value))
+        code = zlib.crc32(array.reshape(-1).view("uint8").data, code)
+    return code
+
+
+def _sums(value: Any) -> tuple[Any, Any]:
+    numbers = ops.cast(value, "float32")
+    return ops.sum(numbers), ops.sum(ops.square(numbers))
