@@ -18,6 +18,7 @@ from .core.values import DistributedValues
 from .core.values import Mirrored
 from .core.values import PerReplica
 from .errors import BackendNotFoundError
+from .errors import CheckpointError
 from .errors import ClusterError
 from .errors import DeviceError
 from .errors import KerasDistError
@@ -70,6 +71,7 @@ __all__ = [
     "AutoShardPolicy",
     "BackendNotFoundError",
     "CentralStorageStrategy",
+    "CheckpointError",
     "ClusterError",
     "CommunicationOptions",
     "CrossDeviceOps",

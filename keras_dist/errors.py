@@ -12,6 +12,7 @@ KerasDistError
 ├── MetricMergeError         (ValueError)    metric state with no exact merge
 ├── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
 ├── TraceError               (TypeError)     code that can't be compiled
+├── CheckpointError          (OSError)       can't be written or read
 ├── ClusterError             (ValueError)    workers unknown or unreachable
 ├── WorkerLostError          (RuntimeError)  a worker died, hangs or never came
 ├── NumbersDifferError       (AssertionError) `verify` found other numbers
@@ -31,6 +32,7 @@ from typing import ClassVar
 
 __all__ = [
     "BackendNotFoundError",
+    "CheckpointError",
     "ClusterError",
     "DeviceError",
     "KerasDistError",
@@ -248,6 +250,17 @@ class TraceError(KerasDistError, TypeError):
     """
 
     section = "What can not be compiled"
+
+
+class CheckpointError(KerasDistError, OSError):
+    """A checkpoint, or a file from which training goes on, is of no use.
+
+    Cause: a full disk, a folder that can't be written, or files that are
+    damaged or gone. The error of what wrote or read is its `__cause__`. Fix:
+    follow the message. A script may catch it, and restore an older checkpoint.
+    """
+
+    section = "A checkpoint that can't be read"
 
 
 class ClusterError(KerasDistError, ValueError):

@@ -5,6 +5,7 @@ PUBLIC = {
         "AutoShardPolicy",
         "BackendNotFoundError",
         "CentralStorageStrategy",
+        "CheckpointError",
         "ClusterError",
         "CommunicationOptions",
         "CrossDeviceOps",
@@ -99,6 +100,7 @@ PUBLIC = {
     ],
     "keras_dist.errors": [
         "BackendNotFoundError",
+        "CheckpointError",
         "ClusterError",
         "DeviceError",
         "KerasDistError",

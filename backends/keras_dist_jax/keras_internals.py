@@ -39,6 +39,8 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_data import JOINS_STEPS
 from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.keras_optimizers import trainable_variables
+from keras_dist.internals.keras_saveables import all_optimizers
+from keras_dist.internals.keras_saveables import unique
 from keras_dist.internals.private_names import private
 from keras_dist.sharding.supported import inner_of
 
@@ -102,17 +104,14 @@ def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
     """Returns one group of a model's state, in the order of its trainer."""
     if group != "optimizer_variables":
         return list(getattr(model, group))
-    return [v for each in optimizers_of(model) for v in each.variables]
+    return unique(v for each in optimizers_of(model) for v in each.variables)
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """Returns the optimizers whose variables are part of a model's state."""
-    optimizers = {id(model.optimizer): model.optimizer}
     if takes_data_only(model.train_step):
-        for value in vars(model).values():
-            if isinstance(value, keras.optimizers.Optimizer):
-                optimizers[id(value)] = value
-    return list(optimizers.values())
+        return list(all_optimizers(model).values())
+    return [model.optimizer]
 
 
 def trained_by(

@@ -136,7 +136,7 @@ class CentralExecutor(StepExecutor):
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        keras_internals.adopt_optimizer(optimizer, self.updater, {})
+        self.moves.adopt(optimizer, self.updater)
         with natives.on_device(self.plan.primary):
             yield
 

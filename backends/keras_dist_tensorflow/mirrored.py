@@ -160,7 +160,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def updating(
         self, optimizer: keras.optimizers.Optimizer
     ) -> contextlib.AbstractContextManager[Any]:
-        keras_internals.adopt_optimizer(optimizer, self.native, {})
+        self.moves.adopt(optimizer, self.native)
         return keras_internals.applying(optimizer)
 
 

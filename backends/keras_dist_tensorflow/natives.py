@@ -15,6 +15,7 @@ from keras_dist.core.components import Component
 from keras_dist.core.context import replaced
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
+from keras_dist.internals.keras_saveables import all_optimizers
 from keras_dist_tensorflow import keras_internals
 
 
@@ -89,13 +90,19 @@ class Moves:
     def follow(
         self, model: keras.Model, native: tf.distribute.Strategy
     ) -> None:
-        """Updates a model's compiled steps and its optimizer after moves."""
+        """Updates a model's compiled steps and its optimizers after moves."""
         optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None:
-            renamed = self._renamed if self._is_news(optimizer) else {}
-            keras_internals.adopt_optimizer(optimizer, native, renamed)
+        optimizers = [] if optimizer is None else [optimizer]
         if self._is_news(model):
             keras_internals.forget_functions(model)
+            optimizers = list(all_optimizers(model).values())
+        for each in optimizers:
+            self.adopt(each, native)
+
+    def adopt(self, optimizer: Any, native: Any) -> None:
+        """Gives an optimizer its strategy, and new keys after moves."""
+        renamed = self._renamed if self._is_news(optimizer) else {}
+        keras_internals.adopt_optimizer(optimizer, native, renamed)
 
     def _is_news(self, owner: Any) -> bool:
         count = len(self._renamed)

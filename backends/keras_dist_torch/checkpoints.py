@@ -120,7 +120,7 @@ def restore(
     """Sets variables, of which each worker reads its parts."""
     state = {name: _to_fill(variable) for name, variable in variables.items()}
     reader = files.FileSystemReader(folder)
-    with _not_warned(), torch.no_grad():
+    with _not_warned(), _with_exceptions(), torch.no_grad():
         # Each worker reads alone: nothing is sent.
         files.load(state, storage_reader=reader, no_dist=True)
     for name, variable in variables.items():
@@ -143,6 +143,17 @@ def _to_fill(variable: keras.Variable) -> torch.Tensor:
     with keras.device("cpu"):
         found: torch.Tensor = keras.ops.empty(variable.shape, variable.dtype)
     return found
+
+
+@contextlib.contextmanager
+def _with_exceptions() -> Iterator[None]:
+    """Raises what failed, an interrupt first, in place of PyTorch's error."""
+    try:
+        yield
+    except files.CheckpointException as error:  # no `Exception`
+        failures = [failure for failure, _ in error.failures.values()]
+        failures.sort(key=lambda failure: isinstance(failure, Exception))
+        raise failures[0] from error
 
 
 @contextlib.contextmanager

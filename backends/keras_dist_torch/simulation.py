@@ -17,7 +17,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.workers import Workers
@@ -158,12 +158,13 @@ def measured_step(
 
 def _state_of(model: keras.Model) -> dict[str, list[torch.Tensor]]:
     """Returns what this worker has of a model's variables, by group."""
-    metrics = keras_internals.all_metrics(model)
+    metrics = keras_saveables.all_metrics(model)
+    optimizers = keras_saveables.all_optimizers(model).values()
     groups = {
-        "optimizer": model.optimizer.variables,
+        "optimizer": [v for each in optimizers for v in each.variables],
         "metrics": [v for metric in metrics for v in metric.variables],
         "trainable": model.trainable_variables,
-        "non-trainable": keras_internals.all_variables(model),
+        "non-trainable": keras_saveables.all_variables(model),
     }
     known: set[int] = set()
     found = {}

@@ -29,6 +29,7 @@ from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.runner import StepRunner
@@ -154,32 +155,32 @@ class Binding:
         forget(model)
 
     def claim(self) -> None:
-        """Claims the model's and its optimizer's variables for the strategy."""
-        variables = keras_internals.all_variables(self.model)
+        """Claims the model's and its optimizers' variables for the strategy."""
+        variables = keras_saveables.all_variables(self.model)
         claim_variables(variables, self.strategy)
 
     def _new_variables(self) -> list[keras.Variable]:
         """Returns variables that the model got since it was claimed."""
         return [
             variable
-            for variable in keras_internals.all_variables(self.model)
+            for variable in keras_saveables.all_variables(self.model)
             if vars(variable).get("distribute_strategy") is not self.strategy
         ]
 
     def prepare(self) -> None:
         """Claims the variables that the model has now, for its next step."""
         self.claim()
-        self._prepare()
+        self._prepare(is_new=True)
 
-    def _prepare(self) -> None:
+    def _prepare(self, is_new: bool) -> None:
         executor = self.strategy.executor
         if isinstance(executor, StepRunner):
-            prepare_steps(self.model)
+            prepare_steps(self.model, is_new)
         executor.prepare(self.model)
 
     def _share_out(self) -> None:
         """Divides what `fit` has combined among components again."""
-        for variable in keras_internals.all_variables(self.model):
+        for variable in keras_saveables.all_variables(self.model):
             if id(variable) in self.strategy.has_components:
                 variable.share_out()
 
@@ -189,9 +190,9 @@ class Binding:
             type(self.model).compile(self.model, *args, **kwargs)
         if self.strategy.executor.workers is not None:
             self.compiled = fingerprint.of_compile(self.model)
-        optimizer = getattr(self.model, "optimizer", None)
-        if self.strategy.plan.shards_optimizer and optimizer is not None:
-            check_optimizer(optimizer)
+        if self.strategy.plan.shards_optimizer:
+            for each in keras_saveables.all_optimizers(self.model).values():
+                check_optimizer(each)
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
         model = self.model
@@ -287,10 +288,10 @@ class Binding:
                     )
                     self.claim()
                     self._claimed_for = optimizer
-                self._prepare()
+                self._prepare(is_new)
                 if executor.workers is not None and not each_batch:
                     together.take_chiefs_values(
-                        keras_internals.all_variables(model), executor.workers
+                        keras_saveables.all_variables(model), executor.workers
                     )
                     executor.workers.assigned.clear()
                 with drift.in_run(executor.workers):

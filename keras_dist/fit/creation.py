@@ -23,7 +23,8 @@ from keras_dist.fit.binding import claim_variable
 from keras_dist.fit.plain_models import notice
 from keras_dist.fit.plain_models import notice_scope
 from keras_dist.internals.keras_internals import Trainer
-from keras_dist.internals.keras_internals import all_variables
+from keras_dist.internals.keras_saveables import all_variables
+from keras_dist.internals.keras_saveables import layer_variables
 from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import KerasHooks
 from keras_dist.plugin.front_end import bound
@@ -274,7 +275,7 @@ def _left_scopes() -> Iterator[None]:
 
 
 def _check(model: keras.Model) -> None:
-    in_layers = {id(each) for each in model.variables}
+    in_layers = {id(each) for each in layer_variables(model)}
     for variable in all_variables(model):
         # Variables of the framework's own strategies have no such owner, and
         # those of one device are plain ones.

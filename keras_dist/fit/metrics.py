@@ -61,9 +61,9 @@ class Additions:
 Update = MetricUpdate | Additions
 
 
-def hook_metrics(model: keras.Model) -> None:
-    """Has the updates of a model's metrics gathered while replicas run."""
-    for metric in keras_internals.all_metrics(model):
+def hook_metrics(metrics: Sequence[keras.metrics.Metric]) -> None:
+    """Has the updates of metrics gathered while replicas run."""
+    for metric in metrics:
         if "update_state" not in vars(metric):
             hook_override(type(metric), "__call__", _hooked_call)
             object.__setattr__(metric, "update_state", _hooked_update(metric))

@@ -19,6 +19,8 @@ from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.rehearsal import Rehearsal
 from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.keras_saveables import all_metrics
+from keras_dist.internals.keras_saveables import own_metrics
 from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
@@ -53,8 +55,12 @@ def step_overrides(
     return {name: step(name) for name in STEPS}
 
 
-def prepare_steps(model: keras.Model) -> None:
-    """Hooks a model's metrics; refuses layers with a state for each row."""
+def prepare_steps(model: keras.Model, is_new: bool) -> None:
+    """Hooks a model's metrics; refuses layers with a state for each row.
+
+    Metrics that the model does not track are looked for if it `is_new`: that
+    takes long.
+    """
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise UnsupportedModelError(
@@ -62,7 +68,7 @@ def prepare_steps(model: keras.Model) -> None:
                 "for each row of the batch, but each replica has only its "
                 "own rows. Expected: stateful=False. Or use one device."
             )
-    hook_metrics(model)
+    hook_metrics(all_metrics(model) if is_new else own_metrics(model))
 
 
 def _run(

@@ -126,22 +126,6 @@ def refuse_nnx_mode() -> None:
         )
 
 
-def all_variables(model: keras.Model) -> list[keras.Variable]:
-    """Returns all variables of a model, its metrics and its optimizer."""
-    variables = list(model.variables)
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        variables += optimizer.variables
-    variables += [v for m in all_metrics(model) for v in m.variables]
-    return list({id(v): v for v in variables}.values())
-
-
-def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
-    """Returns a model's metrics, also those that its `metrics` leaves out."""
-    metrics = [*model.metrics, *Trainer.metrics.fget(model)]
-    return list({id(m): m for m in metrics}.values())
-
-
 def is_wholly_built(model: keras.Model) -> bool:
     """Returns whether a model, its loss, metrics and optimizer are built."""
     names = ("_compile_metrics", "_compile_loss", "optimizer")

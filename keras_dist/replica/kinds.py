@@ -10,6 +10,7 @@ import keras
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.exchange import is_float
@@ -152,7 +153,7 @@ class Kinds:
         """Gives all workers what any of them has found."""
         model = self._model()
         assert model is not None
-        of_model = keras_internals.all_variables(model)
+        of_model = keras_saveables.all_variables(model)
 
         def agree(_: list[Any]) -> None:
             with step.runner.probing():

@@ -14,6 +14,7 @@ from keras_dist.core.device import default_devices
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.planning.estimates import ALL_SPLIT
 from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Flat
@@ -81,18 +82,21 @@ def grouped(model: keras.Model) -> dict[str, list[keras.Variable]]:
     """Returns all variables of a model, each in one of `GROUPS`."""
     metrics = {
         id(variable): variable
-        for metric in keras_internals.all_metrics(model)
+        for metric in keras_saveables.all_metrics(model)
         for variable in metric.variables
     }
-    optimizer = getattr(model, "optimizer", None)
-    own = [] if optimizer is None else optimizer.variables
-    of_optimizer = {id(variable): variable for variable in own}
-    apart = metrics.keys() | of_optimizer.keys()
-    weights = [v for v in model.variables if id(v) not in apart]
+    of_optimizers = {
+        id(variable): variable
+        for optimizer in keras_saveables.all_optimizers(model).values()
+        for variable in optimizer.variables
+    }
+    apart = metrics.keys() | of_optimizers.keys()
+    weights = keras_saveables.layer_variables(model)
+    weights = [v for v in weights if id(v) not in apart]
     sides = (
         [v for v in weights if v.trainable],
         [v for v in weights if not v.trainable],
-        list(of_optimizer.values()),
+        list(of_optimizers.values()),
         list(metrics.values()),
     )
     return dict(zip(GROUPS, sides, strict=True))

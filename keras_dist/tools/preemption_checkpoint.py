@@ -10,6 +10,7 @@ from typing import final
 import keras
 
 from keras_dist.errors import ClusterError
+from keras_dist.fit.workers.built import built_for
 from keras_dist.fit.workers.state_file import restore_state
 from keras_dist.fit.workers.state_file import write_state
 from keras_dist.fit.workers.together import readable_by_chief
@@ -64,12 +65,13 @@ class CheckpointOfModel(PreemptionCheckpoint):
         self._model = model
 
     def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        built = built_for(self._model)
         with readable_by_chief(self._model):
-            super().save(run_calls, *args, **kwargs)
+            super().save(run_calls, built)
 
     def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        path = self.path(".weights.h5")
-        write_state(self._model, path, {_RUN_CALLS: run_calls})
+        path, (built,) = self.path(".weights.h5"), args
+        write_state(self._model, path, {_RUN_CALLS: run_calls}, built)
 
     def restore(self) -> int:
         path = self.path(".weights.h5")

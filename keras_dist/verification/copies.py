@@ -11,32 +11,16 @@ import numpy as np
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
-
-
-def optimizers_of(model: keras.Model) -> dict[str, Any]:
-    """Returns a model's optimizers, by the name of their attribute."""
-    return {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-    }
-
-
-def variables_of(model: keras.Model) -> list[keras.Variable]:
-    """Returns the variables that `fit` may change, in an order copies share."""
-    found = keras_internals.all_variables(model)
-    for optimizer in optimizers_of(model).values():
-        found += optimizer.variables
-    return list({id(v): v for v in found}.values())
+from keras_dist.internals import keras_saveables
 
 
 def kinds_of(model: keras.Model) -> dict[int, str]:
     """Returns the `Difference.kind` of compared variables, by their ids."""
     kinds: dict[int, str] = {}
-    for optimizer in optimizers_of(model).values():
+    for optimizer in keras_saveables.all_optimizers(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
     metrics = ids_of_metrics(model)
-    for variable in model.variables:
+    for variable in keras_saveables.layer_variables(model):
         if id(variable) in metrics or keras_internals.is_seed(variable):
             continue
         trained = variable.trainable
@@ -47,7 +31,7 @@ def kinds_of(model: keras.Model) -> dict[int, str]:
 def ids_of_metrics(model: keras.Model) -> set[int]:
     return {
         id(variable)
-        for metric in keras_internals.all_metrics(model)
+        for metric in keras_saveables.all_metrics(model)
         for variable in metric.variables
     }
 
@@ -181,8 +165,8 @@ def _things_of(model: keras.Model) -> list[Any]:
     things: list[Any] = [
         *model._flatten_layers(),
         *keras.tree.flatten(list(config.values())),
-        *optimizers_of(model).values(),
-        *keras_internals.all_metrics(model),
+        *keras_saveables.all_optimizers(model).values(),
+        *keras_saveables.all_metrics(model),
     ]
     for thing in list(things):
         # Initializers, regularizers, activations and schedules.

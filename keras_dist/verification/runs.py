@@ -13,6 +13,8 @@ from keras import ops
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
+from keras_dist.internals.keras_saveables import all_optimizers
+from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
@@ -67,7 +69,12 @@ class Recorders:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._own = copies.optimizers_of(model)
+        # A step gets at others in a way of its own, and trains with them.
+        self._own = {
+            name: value
+            for name, value in vars(model).items()
+            if isinstance(value, keras.optimizers.Optimizer)
+        }
         self._recorders: dict[int, Recorder] = {}
         for name, optimizer in self._own.items():
             recorder = self._recorders.setdefault(id(optimizer), Recorder())
@@ -124,7 +131,7 @@ class Copy:
         if _is_built(self.model):
             self._build_optimizer()
         if not _is_built(self.model) or not all(
-            each.built for each in copies.optimizers_of(self.model).values()
+            each.built for each in all_optimizers(self.model).values()
         ):
             self._fit(batch)
             compile_again(self.model)
@@ -132,8 +139,8 @@ class Copy:
     def begin(
         self, values: Sequence[Any], names: Sequence[str], state: str
     ) -> None:
-        """Sets the state to start from, in the order of `variables_of`."""
-        variables = copies.variables_of(self.model)
+        """Sets the state to start from, in the order of `all_variables`."""
+        variables = all_variables(self.model)
         self.initial = list(zip(variables, values, strict=True))
         self.names = dict(zip(map(id, variables), names, strict=True))
         self._random = state
@@ -217,7 +224,7 @@ class Copy:
             name = self.names.get(id(variable), variable.path)
             return of[id(variable)], name
 
-        variables = copies.variables_of(self.model)
+        variables = all_variables(self.model)
         for kind in kinds:
             chosen = [v for v in variables if of.get(id(v)) == kind]
             for each, value in zip(
@@ -260,8 +267,8 @@ def copies_of(
             copies.check_copy(copy.model, model)
         made.append(copy)
     own, other = made
-    given = copies.variables_of(own.model)
-    _check_same(given, copies.variables_of(other.model))
+    given = all_variables(own.model)
+    _check_same(given, all_variables(other.model))
     users = {}
     if isinstance(model, keras.Model) and model.built:
         users = _of_user(own.model, model)
@@ -277,8 +284,8 @@ def copies_of(
 def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
     """Maps the id of each variable of the copy to the user's variable."""
     pairs = [(_of_layers(copy), _of_layers(model))]
-    optimizers = copies.optimizers_of(model)
-    for name, optimizer in copies.optimizers_of(copy).items():
+    optimizers = all_optimizers(model)
+    for name, optimizer in all_optimizers(copy).items():
         if name in optimizers and optimizers[name].built:
             pairs.append((optimizer.variables, optimizers[name].variables))
     return {

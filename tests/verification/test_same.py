@@ -9,6 +9,7 @@ import pytest
 
 import keras_dist
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
 from keras_dist.verification.report import Report
@@ -130,7 +131,7 @@ def test_embeddings_and_a_float16_policy_are_the_same():
 def _state(model):
     return [
         np.array(keras.ops.convert_to_numpy(v))
-        for v in keras_internals.all_variables(model)
+        for v in keras_saveables.all_variables(model)
     ]
 
 

@@ -23,7 +23,7 @@ from keras_dist.bench.measure import Profile
 from keras_dist.bench.processes import Processes
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Cluster
-from keras_dist.internals.keras_internals import all_variables
+from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import Workers
 from keras_dist.strategies.multi_worker_mirrored import (

@@ -9,7 +9,9 @@ import contextlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ import keras
 
 from keras_dist.fit.workers import state_file
 from keras_dist.fit.workers.backup_parts import PartsBackup
+from keras_dist.fit.workers.built import Built
+from keras_dist.fit.workers.built import built_for
 from keras_dist.fit.workers.together import learning_rates
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
@@ -51,7 +55,7 @@ class Restore(keras.callbacks.Callback):
         self.shuffled: Any = None
 
     def remove_parts(self) -> None:
-        """Removes a backup in parts that is older than the chief's file."""
+        """Removes a backup in parts, on the chief."""
         self._parts.remove()
 
     def note_shuffled(self, iterator: Any) -> None:
@@ -67,11 +71,10 @@ class Restore(keras.callbacks.Callback):
                 "it with `model.build(input_shape)`, or call it on a batch."
             )
         paths = self._paths
-        if self._workers.cluster.is_chief:
-            paths.restore_previous()
         notes = self._parts.restore(model)
         if notes is None:
-            notes = state_file.restore_state(model, paths.latest, self._workers)
+            with paths.readable() as path:
+                notes = state_file.restore_state(model, path, self._workers)
         self.parts = self._parts if self._parts.is_for(model) else None
         if notes is not None and "epoch" not in notes:
             notes = {"epoch": paths.epoch_of_keras(), "step": 0}
@@ -158,7 +161,11 @@ class Save(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._is_chief and self._deletes:
-            shutil.rmtree(self._paths.folder, ignore_errors=True)
+            self._restore.remove_parts()
+            self._paths.remove()
+            # A folder in which the user has files stays.
+            with contextlib.suppress(OSError):
+                os.rmdir(self._paths.folder)
 
     def close(self) -> None:
         """Stops skipping, when it is done or when training ends in any way."""
@@ -185,14 +192,17 @@ class Save(keras.callbacks.Callback):
             if self._is_chief:
                 self._paths.remove()
             return
+        built = built_for(model)
         with readable_by_chief(model):
             if self._is_chief:
-                self._write(model, epoch, step)
+                self._write(model, epoch, step, built)
 
-    def _write(self, model: keras.Model, epoch: int, step: int) -> None:
+    def _write(
+        self, model: keras.Model, epoch: int, step: int, built: Built
+    ) -> None:
         self._paths.make(self._keeps_previous)
         notes = self._notes(epoch, step)
-        state_file.write_state(model, self._paths.latest, notes)
+        state_file.write_state(model, self._paths.latest, notes, built)
         self._paths.write_for_keras(epoch, step)
         self._restore.remove_parts()
 
@@ -219,27 +229,38 @@ class Paths:
         self.latest = os.path.join(self.folder, "latest.weights.h5")
         self._previous = f"{self.latest}.bkp"
         self._metadata = os.path.join(self.folder, "training_metadata.json")
+        self._files = [
+            *(self.latest, self._previous),
+            *(self._metadata, f"{self._metadata}.bkp"),  # of Keras' own
+        ]
 
     def make(self, keeps_previous: bool) -> None:
         """Makes the folder, and keeps a copy of the latest file if asked to."""
         os.makedirs(self.folder, exist_ok=True)
-        if keeps_previous and os.path.exists(self.latest):
+        if keeps_previous and state_file.is_readable(self.latest):
             with written_beside(self._previous) as beside:
                 shutil.copyfile(self.latest, beside)
 
-    def restore_previous(self) -> None:
-        """Copies the previous file over the latest if that can't be read."""
+    @contextlib.contextmanager
+    def readable(self) -> Iterator[str]:
+        """Yields the latest file, or the previous one if that can't be read."""
         has_previous = os.path.exists(self._previous)
-        if has_previous and not state_file.is_readable(self.latest):
-            shutil.copyfile(self._previous, self.latest)
+        if not has_previous or state_file.is_readable(self.latest):
+            yield self.latest
+            return
+        # Keras chooses the format by the suffix, which the file lacks.
+        with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
+            path = os.path.join(folder, os.path.basename(self.latest))
+            os.symlink(os.path.abspath(self._previous), path)
+            yield path
 
     def write_for_keras(self, epoch: int, step: int) -> None:
         with written_beside(self._metadata) as beside, open(beside, "w") as f:
             json.dump({"epoch": epoch, "batch": step}, f)
 
     def remove(self) -> None:
-        """Removes files that are older than a backup in parts."""
-        for path in self.latest, self._previous, self._metadata:
+        """Removes the files, and no others."""
+        for path in self._files:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
 

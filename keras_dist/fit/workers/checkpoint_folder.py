@@ -1,29 +1,34 @@
 """The folder of a checkpoint in parts, which all workers write and read.
 
 A file names the folder with the parts. It is replaced when all parts of a new
-checkpoint are written, so that there is always a whole one.
+checkpoint are written, so that there is always a whole one. Whatever else is
+in the folder is the user's.
 """
 
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any
 
+from keras_dist.errors import CheckpointError
 from keras_dist.errors import ClusterError
+from keras_dist.fit.workers.together import UNFINISHED
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.plugin.workers import Workers
 
 _INDEX = "checkpoint.json"
-_PREFIX = "parts-"
 _PARTS = "parts"
+_NAME = re.compile(r"parts-[0-9a-f]{16}")
 # Seconds within which a folder of one host is seen by the others.
 PATIENCE = 10.0
 _PAUSE = 0.05
+# How often a checkpoint may be replaced while it is read.
+_MOST_READS = 100
 
 
 class CheckpointFolder:
@@ -64,10 +69,9 @@ class CheckpointFolder:
 
     def _make_parts(self, patience: float) -> tuple[str, list[int]]:
         """Returns the path of a new folder, and who does not see it."""
+        name = f"{UNFINISHED}parts-{secrets.token_hex(8)}"
         if self._workers is not None:
-            name = self._workers.chiefs_text(_PREFIX + secrets.token_hex(8))
-        else:
-            name = _PREFIX + secrets.token_hex(8)
+            name = self._workers.chiefs_text(name)
         parts = os.path.join(self.path, name)
         self._by_chief(lambda: self._make(parts), f"write to '{self.path}'")
         return parts, self._workers_where(not _appears(parts, patience))
@@ -76,44 +80,61 @@ class CheckpointFolder:
         """Makes the written parts the checkpoint, in place of the old one.
 
         Only the chief calls it."""
-        named = {**index, _PARTS: os.path.basename(parts)}
-        with written_beside(self._index) as name, open(name, "w") as file:
-            json.dump(named, file, indent=1)
-        self._remove_all_but(parts)
+        older = _parts_of(self._text())
+        name = os.path.basename(parts).removeprefix(UNFINISHED)
+        os.rename(parts, os.path.join(self.path, name))
+        with written_beside(self._index) as beside, open(beside, "w") as file:
+            json.dump({**index, _PARTS: name}, file, indent=1)
+        self._remove(older)
 
-    def read(self) -> tuple[dict[str, Any], str]:
-        """Returns what `commit` was given, and the path of the parts."""
-        text = self._read_index()
-        code = zlib.crc32(text.encode()) >> 1 if text else 0
-        everyone = self._everyones(code)
-        if not any(everyone):
-            raise FileNotFoundError(
-                "There is no checkpoint in parts, or none that was finished. "
-                f"Received: path='{self.path}'. Expected: the `path` of "
-                "`keras_dist.save_sharded`."
-            )
-        others = [i for i, each in enumerate(everyone) if each != everyone[0]]
-        if others:
-            raise ClusterError(
-                "Workers that restore a checkpoint in parts have to read the "
-                f"same one. Received: path='{self.path}', where "
-                f"{_named(others)} found another checkpoint than worker 0, "
-                "or none. Expected: the same path of a shared disk on each "
-                "worker."
-            )
-        index: dict[str, Any] = json.loads(text)
-        return index, os.path.join(self.path, index[_PARTS])
+    def read(
+        self, restore: Callable[[dict[str, Any], str], None]
+    ) -> dict[str, Any]:
+        """Passes the index and the path of the parts to a function.
+
+        If the checkpoint has been replaced meanwhile, what was read may be
+        parts of it, or none, and the function is called with the new one.
+        Returns the index.
+        """
+        for _ in range(_MOST_READS):
+            text = self._chiefs_index()
+            index: dict[str, Any] = json.loads(text)
+            parts = os.path.join(self.path, index[_PARTS])
+            unseen = self._workers_where(not self._sees(parts, text))
+            error: Exception | None = None
+            try:
+                if unseen:
+                    raise self._seen_by_some(unseen)
+                restore(index, parts)
+            except Exception as failure:
+                error = failure
+            was_replaced = self._everyones(int(self._whole_index() != text))[0]
+            if not was_replaced:
+                self.check_all(error, f"read '{self.path}'")
+                return index
+        raise CheckpointError(
+            f"The checkpoint '{self.path}' was replaced {_MOST_READS} times "
+            "while it was read. Received: saves that take less time than "
+            "reading. Expected: some time between saves to one path."
+        )
 
     def exists(self) -> bool:
         """Returns whether the chief has a whole checkpoint."""
-        return bool(self._everyones(int(self._read_index() != ""))[0])
+        return bool(self._everyones(int(self._whole_index() != ""))[0])
 
     def remove(self) -> None:
         """Removes the checkpoint, on the chief; other files stay."""
-        if self.is_chief:
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(self._index)
-                self._remove_all_but("")
+        parts = _parts_of(self._text()) if self.is_chief else ""
+        if parts:
+            os.remove(self._index)
+            self._remove(parts)
+
+    def check_all(self, error: Exception | None, what: str) -> None:
+        """Raises the error of this worker, or one for that of another."""
+        if self._workers is not None:
+            self._workers.check_all(error, what)
+        elif error is not None:
+            raise error
 
     @property
     def is_chief(self) -> bool:
@@ -126,23 +147,77 @@ class CheckpointFolder:
                 f"path='{self.path}', which is a file. Expected: a folder, "
                 "or a path where nothing is yet."
             )
-        os.makedirs(parts)
+        if os.path.lexists(self._index) and not _parts_of(self._text()):
+            raise ValueError(
+                "A checkpoint in parts can't replace a file that it did not "
+                f"write. Received: path='{self.path}', with a file "
+                f"'{_INDEX}' that is not one of `keras_dist.save_sharded`, or "
+                "is damaged. Expected: another folder. Or remove this file."
+            )
+        try:
+            os.makedirs(parts)
+        except OSError as error:
+            raise CheckpointError(
+                "No checkpoint can be written here. Received: "
+                f"path='{self.path}' ({error}). Expected: a folder that can "
+                "be written."
+            ) from error
 
-    def _remove_all_but(self, parts: str) -> None:
+    def _remove(self, parts: str) -> None:
         """Removes older parts, and what interrupted saves have left."""
-        for each in os.scandir(self.path):
-            if each.name.startswith(_PREFIX) and each.path != parts:
-                shutil.rmtree(each.path, ignore_errors=True)
+        names = [each for each in os.listdir(self.path) if _is_unfinished(each)]
+        for name in filter(None, [parts, *names]):
+            # It refuses a link, so that what a user has moved away stays.
+            shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
 
-    def _read_index(self) -> str:
+    def _chiefs_index(self) -> str:
+        """Returns the text of the chief's index, on all workers."""
+        text = self._whole_index()
+        owners = self._workers_where(text != "")
+        if not owners:
+            raise FileNotFoundError(
+                "There is no checkpoint in parts, or none that was finished. "
+                f"Received: path='{self.path}'. Expected: the `path` of "
+                "`keras_dist.save_sharded`."
+            )
+        if self._workers is not None:
+            text = self._workers.chiefs_text(text)
+        if not text:
+            raise self._seen_by_some(owners)
+        return text
+
+    def _sees(self, parts: str, text: str) -> bool:
+        """Returns whether the parts of the chief's index are here, too."""
+        if self._workers is None:
+            return True
+        return _appears(
+            parts, PATIENCE, lambda: self._whole_index() not in ("", text)
+        )
+
+    def _seen_by_some(self, others: list[int]) -> ClusterError:
+        return ClusterError(
+            "Workers that restore a checkpoint in parts have to read the "
+            f"same one. Received: path='{self.path}', where "
+            f"{_named(others)} found another checkpoint than worker 0, "
+            "or none. Expected: the same path of a shared disk on each "
+            "worker."
+        )
+
+    def _whole_index(self) -> str:
         """Returns the text of the index; empty without a whole checkpoint."""
-        absent = FileNotFoundError, NotADirectoryError
-        damaged = ValueError, LookupError, TypeError
-        with contextlib.suppress(*absent, *damaged):
-            with open(self._index) as file:
-                text = file.read()
-            parts = os.path.join(self.path, json.loads(text)[_PARTS])
-            return text if os.path.isdir(parts) else ""
+        text = ""
+        # Between two looks, another checkpoint may have taken its place.
+        while (newest := self._text()) != text:
+            text, parts = newest, _parts_of(newest)
+            if parts and os.path.isdir(os.path.join(self.path, parts)):
+                return text
+        return ""
+
+    def _text(self) -> str:
+        """Returns the text of the file in the index' place."""
+        absent = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+        with absent, open(self._index, errors="replace") as file:
+            return file.read()
         return ""
 
     def _everyones(self, number: int) -> list[int]:
@@ -169,11 +244,27 @@ class CheckpointFolder:
         self._workers.check_all(error, what)
 
 
-def _appears(folder: str, patience: float) -> bool:
+def _parts_of(text: str) -> str:
+    """Returns the name of the parts in an index of ours, empty for others."""
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        name = json.loads(text)[_PARTS]
+        if _NAME.fullmatch(name):
+            return str(name)
+    return ""
+
+
+def _is_unfinished(name: str) -> bool:
+    is_one = name.startswith(UNFINISHED)
+    return is_one and bool(_NAME.fullmatch(name.removeprefix(UNFINISHED)))
+
+
+def _appears(
+    folder: str, patience: float, is_gone: Callable[[], bool] = lambda: False
+) -> bool:
     """Returns whether a folder is there; a network disk may take a while."""
     end = time.monotonic() + patience
     while not os.path.isdir(folder):
-        if time.monotonic() > end:
+        if is_gone() or time.monotonic() > end:
             return False
         time.sleep(_PAUSE)
     return True

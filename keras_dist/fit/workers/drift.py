@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.on_read import SyncOnReadVariable
@@ -119,9 +120,9 @@ def in_run(
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
-    metrics = keras_internals.all_metrics(model)
+    metrics = keras_saveables.all_metrics(model)
     left_out = {id(v) for metric in metrics for v in metric.variables}
-    variables = keras_internals.all_variables(model)
+    variables = keras_saveables.all_variables(model)
     return comparable([v for v in variables if id(v) not in left_out])
 
 

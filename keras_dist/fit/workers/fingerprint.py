@@ -27,6 +27,7 @@ import numpy as np
 from keras_dist.environment.packages import version_of
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.workers import Workers
 
 # Entry by entry, in words that tell one value from another.
@@ -60,15 +61,6 @@ def of_process(callbacks: Sequence[Any]) -> Fingerprint:
     }
 
 
-def optimizers_of(model: keras.Model) -> dict[str, Any]:
-    """Returns a model's optimizers, by the name of their attribute."""
-    return {
-        name: value
-        for name, value in vars(model).items()
-        if isinstance(value, keras.optimizers.Optimizer)
-    }
-
-
 def of_compile(model: keras.Model) -> Fingerprint:
     """Describes what a model was compiled with."""
     arguments = keras_internals.compile_arguments(model) or {}
@@ -77,8 +69,8 @@ def of_compile(model: keras.Model) -> Fingerprint:
         for name, value in arguments.items()
         if name not in ("self", "optimizer")
     }
-    for name, optimizer in optimizers_of(model).items():
-        found |= _of_object(f"optimizer `{name}`", optimizer, {})
+    for place, optimizer in keras_saveables.all_optimizers(model).items():
+        found |= _of_object(f"optimizer `{place}`", optimizer, {})
     return found
 
 

@@ -1,6 +1,7 @@
 """Matches a model's variables with those that a checkpoint lists."""
 
 import re
+import urllib.parse
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ _MOST_SHOWN = 5
 
 def key(group: str, position: int) -> str:
     """Returns the name of a variable in the files."""
-    return f"{group}.{position}"
+    # A group is named by a place, with keys of the user's dicts.
+    return f"{urllib.parse.quote(group, safe='')}.{position}"
 
 
 def described(variable: keras.Variable) -> Described:

@@ -1,9 +1,9 @@
 """A file with everything that a model needs to go on training exactly."""
 
-import contextlib
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 from typing import BinaryIO
@@ -11,27 +11,34 @@ from typing import BinaryIO
 import keras
 import numpy as np
 
-from keras_dist.fit.plain_models import strategy_of
+from keras_dist.errors import CheckpointError
+from keras_dist.fit.workers.built import Built
+from keras_dist.fit.workers.built import build_as_saved
 from keras_dist.fit.workers.chief_saves import writing
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.workers import Workers
 
 _NOTES = "keras_dist"
 _SEEDS = "seeds"
+_BUILT = "optimizers"
 _MARK = b"keras_dist sealed "
 _SIZE = len(_MARK) + hashlib.sha256().digest_size
 _CHUNK = 1 << 20
 
 
 def write_state(
-    model: keras.Model, path: str, notes: Mapping[str, Any]
+    model: keras.Model, path: str, notes: Mapping[str, Any], built: Built
 ) -> None:
-    """Writes weights, optimizer state, seeds and JSON notes, atomically."""
+    """Writes weights, optimizer state, seeds and JSON notes, atomically.
+
+    All workers ask `built_for`, which may refuse the model; the chief writes.
+    """
     seeds = [_listed(seed) for seed in _seeds(model)]
-    text = json.dumps({**notes, _SEEDS: seeds})
+    text = json.dumps({**notes, _SEEDS: seeds, _BUILT: built})
     with written_beside(path) as beside:
         with writing():
             type(model).save_weights(model, beside, overwrite=True)
@@ -50,7 +57,7 @@ def restore_state(
     is_chief = workers is None or workers.cluster.is_chief
     found = os.path.exists(path) if is_chief else None
     if found and is_damaged(path):
-        raise OSError(
+        raise CheckpointError(
             f"The saved state '{path}' is damaged: its checksum does not "
             "match its content. Delete the file, or replace it with an "
             "intact copy. `BackupAndRestore(..., double_checkpoint=True)` "
@@ -62,12 +69,13 @@ def restore_state(
     notes: dict[str, Any] | None = json.loads(text)
     if notes is None:
         return None
-    build_optimizer(model)
+    variables = keras_saveables.layer_variables(model)
+    build_as_saved(model, notes.pop(_BUILT, None), variables)
     with written_by_chief(model):
         if is_chief:
-            type(model).load_weights(model, path)
+            _load(model, path)
     if workers is not None:
-        take_chiefs_values(keras_internals.all_variables(model), workers)
+        take_chiefs_values(keras_saveables.all_variables(model), workers)
     seeds = notes.pop(_SEEDS, [])
     if len(seeds) == len(_seeds(model)):
         for variable, value in zip(_seeds(model), seeds, strict=True):
@@ -113,13 +121,18 @@ def _read_notes(path: str) -> dict[str, Any]:
         return notes
 
 
-def build_optimizer(model: keras.Model) -> None:
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or optimizer.built:
-        return
-    strategy = strategy_of(model)
-    with contextlib.nullcontext() if strategy is None else strategy.scope():
-        optimizer.build(model.trainable_variables)
+def _load(model: keras.Model, path: str) -> None:
+    """Loads a file of Keras', and raises where Keras only warns of a loss."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Skipping ")
+        try:
+            type(model).load_weights(model, path)
+        except UserWarning as warning:
+            raise ValueError(
+                f"The saved state '{path}' lacks a part of model "
+                f"'{model.name}'. Received: {warning} Expected: the state of "
+                "the same model and optimizers."
+            ) from warning
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
@@ -127,7 +140,7 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
 
 
 def _metric_variables(model: keras.Model) -> list[keras.Variable]:
-    metrics = keras_internals.all_metrics(model)
+    metrics = keras_saveables.all_metrics(model)
     found = {id(v): v for metric in metrics for v in metric.variables}
     return list(found.values())
 

@@ -17,12 +17,15 @@ from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
 from keras_dist.fit.workers.drift import comparable
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.workers import Workers
 
 _TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
+# What the names of files and folders begin with that are being written.
+UNFINISHED = ".unfinished-"
 
 
 def readable_by_chief(
@@ -46,7 +49,7 @@ def _by_chief(
     executor = getattr(strategy_of(model), "executor", None)
     if not isinstance(executor, KeepsParts):
         return contextlib.nullcontext()
-    variables = keras_internals.all_variables(model)
+    variables = keras_saveables.all_variables(model)
     if writes:
         return executor.written_by_chief(variables)
     return executor.readable_by_chief(variables)
@@ -135,9 +138,11 @@ class Together(keras.callbacks.Callback):
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
-    optimizer = getattr(model, "optimizer", None)
-    variables = [] if optimizer is None else optimizer.variables
-    return [v for v in variables if v.name == "learning_rate"]
+    """Returns the learning rates of all optimizers that are variables."""
+    optimizers = keras_saveables.all_optimizers(model).values()
+    variables = (v for each in optimizers for v in each.variables)
+    rates = (v for v in variables if v.name == "learning_rate")
+    return keras_saveables.unique(rates)
 
 
 def raise_explained(error: BaseException, workers: Workers | None) -> None:
@@ -194,17 +199,19 @@ def written_beside(path: str) -> Iterator[str]:
 
     Killed processes and power failures leave the old file or the new one.
     """
-    folder, name = os.path.split(path)
+    # A user's link stays, and what it leads to is replaced.
+    target = os.path.realpath(path)
+    folder = os.path.dirname(target)
     # Keras chooses the format by the suffix. The name is always the same, so
     # that a file that a killed process has left is overwritten.
-    beside = os.path.join(folder, f".unfinished-{name}")
+    beside = os.path.join(folder, UNFINISHED + os.path.basename(path))
     try:
         yield beside
         _to_disk(beside)
-        os.replace(beside, path)
+        os.replace(beside, target)
         # Some network file systems can't do this for folders.
         with contextlib.suppress(OSError):
-            _to_disk(folder or os.curdir)
+            _to_disk(folder)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.remove(beside)

@@ -10,24 +10,30 @@ from typing import Any
 
 import keras
 
+from keras_dist.errors import CheckpointError
+from keras_dist.errors import KerasDistError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import saving
+from keras_dist.fit.workers.built import build_as_saved
+from keras_dist.fit.workers.built import build_optimizer
+from keras_dist.fit.workers.built import built_for
 from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
+from keras_dist.fit.workers.matching import Described
 from keras_dist.fit.workers.matching import Groups
 from keras_dist.fit.workers.matching import described
 from keras_dist.fit.workers.matching import key
 from keras_dist.fit.workers.matching import matched
-from keras_dist.fit.workers.state_file import build_optimizer
 from keras_dist.fit.workers.together import check_alike
 from keras_dist.fit.workers.together import raise_explained
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import Writing
 
 _BACKEND, _VARIABLES, _NOTES = "backend", "variables", "notes"
+_BUILT = "optimizers"
 _MODEL = "model"
 _WRITE = "write its parts of a checkpoint"
 
@@ -56,10 +62,6 @@ class TrainingState:
             )
         if self._workers is not None:
             self._workers.meet("save_sharded or restore_sharded")
-        self._groups = _groups(model)
-        if self._workers is not None:
-            every = [v for group in self._groups.values() for v in group]
-            check_alike(every, self._workers)
 
     def save(
         self, notes: Mapping[str, Any] | None = None, wait: bool = True
@@ -67,10 +69,13 @@ class TrainingState:
         """Saves the state, with the chief's JSON notes.
 
         Without `wait`, a thread writes what this copies."""
+        build_optimizer(self._model)
+        groups = self._groups_alike()
+        built = built_for(self._model)
         parts = self._folder.make_parts()
         named = {
             key(group, position): variable
-            for group, variables in self._groups.items()
+            for group, variables in groups.items()
             for position, variable in enumerate(variables)
         }
         begun: list[Writing] = []
@@ -83,20 +88,21 @@ class TrainingState:
             )
             return ""
 
-        with self._explained():
+        with self._explained("written"):
             # No worker waits in a thread for one that could not begin.
             self._everyones(parts, "begin", _WRITE, begin)
         index = {
             _BACKEND: keras.backend.backend(),
             _VARIABLES: {
                 group: [*map(described, variables)]
-                for group, variables in self._groups.items()
+                for group, variables in groups.items()
             },
+            _BUILT: built,
             _NOTES: dict(notes or {}),
         }
 
         def finish() -> None:
-            with self._explained(in_background=not wait):
+            with self._explained("written", in_background=not wait):
                 self._finish(begun[0], parts, index, in_background=not wait)
 
         return saving.start(finish, wait)
@@ -140,7 +146,12 @@ class TrainingState:
 
     def restore(self) -> dict[str, Any]:
         """Restores the state, and returns the notes."""
-        index, parts = self._folder.read()
+        self._groups_alike()
+        notes: dict[str, Any] = self._folder.read(self._read)[_NOTES]
+        return notes
+
+    def _read(self, index: dict[str, Any], parts: str) -> None:
+        """Restores the state that an index describes."""
         backend, theirs = keras.backend.backend(), index[_BACKEND]
         if theirs != backend:
             raise ValueError(
@@ -151,31 +162,55 @@ class TrainingState:
                 "backends."
             )
         saved = index[_VARIABLES]
-        if set(self._groups) == {_MODEL}:  # without an optimizer
+        build_as_saved(
+            self._model, index.get(_BUILT), self._layers_saved(saved[_MODEL])
+        )
+        groups = _groups(self._model)
+        if set(groups) == {_MODEL}:  # without an optimizer
             saved = {_MODEL: saved[_MODEL]}
-        named = matched(self._groups, saved)
-        with self._explained():
+        named = matched(groups, saved)
+        with self._explained("read"):
             self._power.restore_parts(self._model, self._executor, named, parts)
-        notes: dict[str, Any] = index[_NOTES]
-        return notes
+
+    def _groups_alike(self) -> Groups:
+        """Returns the variables in groups, which workers have compared."""
+        groups = _groups(self._model)
+        if self._workers is not None:
+            every = [v for group in groups.values() for v in group]
+            check_alike(every, self._workers)
+        return groups
+
+    def _layers_saved(self, saved: list[Described]) -> list[keras.Variable]:
+        """Returns the layers' variables in the order of a checkpoint."""
+        named, failure = {}, None
+        try:
+            own = {_MODEL: _groups(self._model)[_MODEL]}
+            named = matched(own, {_MODEL: saved})
+        except ValueError as error:
+            failure = error
+        # No worker builds optimizers alone.
+        self._folder.check_all(failure, f"restore '{self._folder.path}'")
+        return [named[key(_MODEL, position)] for position in range(len(saved))]
 
     @contextlib.contextmanager
-    def _explained(self, in_background: bool = False) -> Iterator[None]:
-        """Names a lost worker if that is why something fails inside."""
+    def _explained(
+        self, what: str, in_background: bool = False
+    ) -> Iterator[None]:
+        """Names the checkpoint, or a lost worker, if something fails inside."""
         try:
             yield
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # PyTorch's is no `Exception`
+        except Exception as error:
             # The thread that trains finds out by itself who is lost.
             if not in_background:
                 raise_explained(error, self._workers)
-            error.add_note(
-                "The parts of the checkpoint could not be written or read. "
-                f"Received: path='{self._folder.path}'. The disk may be full, "
-                "or the files damaged."
-            )
-            raise
+            if isinstance(error, KerasDistError):
+                raise
+            cause = f"{type(error).__name__}: {error}"
+            raise CheckpointError(
+                f"A checkpoint in parts could not be {what}. Received: "
+                f"path='{self._folder.path}' ({cause}). Expected: a disk that "
+                "is neither full nor read-only, and files that are whole."
+            ) from error
 
 
 def _power() -> SavesParts:
@@ -194,27 +229,13 @@ def _power() -> SavesParts:
 
 def _groups(model: keras.Model) -> Groups:
     """Returns a model's variables but for metrics, in groups."""
-    build_optimizer(model)
-    metrics = keras_internals.all_metrics(model)
+    metrics = keras_saveables.all_metrics(model)
     left_out = {id(v) for metric in metrics for v in metric.variables}
-    groups: Groups = {_MODEL: list(model.variables)}
-    for name, optimizer in _optimizers(model).items():
-        groups[name] = list(optimizer.variables)
+    groups: Groups = {_MODEL: keras_saveables.layer_variables(model)}
+    for place, optimizer in keras_saveables.all_optimizers(model).items():
+        groups[place] = list(optimizer.variables)
     for group, variables in groups.items():
         own = {id(v): v for v in variables if id(v) not in left_out}
         left_out.update(own)
         groups[group] = list(own.values())
     return groups
-
-
-def _optimizers(model: keras.Model) -> dict[str, Any]:
-    """Returns a model's optimizers, also those of a step of its own."""
-    found = {}
-    compiled = getattr(model, "optimizer", None)
-    if compiled is not None:
-        found["optimizer"] = compiled
-    for name, value in vars(model).items():
-        is_other = isinstance(value, keras.optimizers.Optimizer)
-        if is_other and value is not compiled:
-            found[name] = value
-    return found
