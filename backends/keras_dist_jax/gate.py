@@ -10,7 +10,7 @@ from typing import Any
 from jax.tree_util import tree_leaves
 
 from keras_dist.plugin.recorder import Call
-from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist_jax.watch import Watch
 
 
@@ -111,7 +111,7 @@ class WatchedGate(Gate):
         self,
         gate: Gate,
         watch: Watch,
-        recorder: Recorder,
+        recorder: FlightRecorder,
         explain: Callable[[BaseException], BaseException],
     ) -> None:
         self._gate = gate

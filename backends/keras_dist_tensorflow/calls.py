@@ -14,7 +14,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.heartbeats import INTERVAL
 from keras_dist.plugin.heartbeats import Blackboard
 from keras_dist.plugin.heartbeats import SignsOfLife
-from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist_tensorflow import runtime_internals
 
 # In how many milliseconds the service answers that there is no such text.
@@ -44,7 +44,7 @@ class ServiceBoard(Blackboard):
 class Calls(SignsOfLife):
     """Ends collectives of workers that wait in different calls."""
 
-    def __init__(self, cluster: Cluster, recorder: Recorder) -> None:
+    def __init__(self, cluster: Cluster, recorder: FlightRecorder) -> None:
         # With many workers, each asks less often.
         interval = INTERVAL * max(1, cluster.num_workers // 8)
         super().__init__(cluster, ServiceBoard(), interval, interval)

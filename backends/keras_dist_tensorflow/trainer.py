@@ -14,7 +14,7 @@ from keras import tree
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.recorder import Call
-from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.natives import outside_of_traces
 
@@ -77,7 +77,7 @@ def _knowing_its_variables(
 
 
 def recorded(
-    model: keras.Model, recorder: Recorder
+    model: keras.Model, recorder: FlightRecorder
 ) -> dict[str, Callable[..., Any]]:
     """Returns methods that make functions which record each of their calls."""
 

@@ -180,7 +180,7 @@ class Numbers:
 
     @property
     def layout(self) -> str:
-        """What they are, for comparisons of workers."""
+        """A description of the numbers, for comparisons of workers."""
         return f"{len(self._own)} numbers, {len(self._integers)} integers"
 
     def sent(self) -> list[torch.Tensor]:

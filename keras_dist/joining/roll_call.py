@@ -42,7 +42,7 @@ _ADVICE = {
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What the workers of one job have in common.
+    """The facts that workers of one job have in common.
 
     Args:
         job: String, the job's word; see `Cluster`.

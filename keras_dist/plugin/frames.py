@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_dist.plugin.recorder import Entry
+from keras_dist.plugin.recorder import Record
 
 # The code of the call, the bytes of the head, and those of head and body.
 _FIELDS = struct.Struct("<IIQ")
@@ -21,7 +21,7 @@ _MOST, _LEAST, _TOGETHER = 4096, 512, 1 << 18
 
 
 class Frame(NamedTuple):
-    """What one worker says at the beginning of an exchange."""
+    """The words of one worker at the beginning of an exchange."""
 
     code: int  # of this call and all before
     text: str  # the call, in words
@@ -43,7 +43,7 @@ def room(size: int) -> int:
 
 
 def packed(
-    size: int, entry: Entry, before: str, head: bytes, body: bytes, total: int
+    size: int, entry: Record, before: str, head: bytes, body: bytes, total: int
 ) -> np.ndarray:
     """Returns a frame as an array of bytes; the total may be of more bytes."""
     own = np.zeros(size, np.uint8)

@@ -16,7 +16,7 @@ from keras_dist.joining.addresses import own_host
 from keras_dist.joining.addresses import split
 from keras_dist.joining.pulse import Pulse
 from keras_dist.joining.pulse import has_pulse
-from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist.plugin.recorder import apart
 
 # Seconds without a sign of life after which a worker counts as lost.
@@ -56,7 +56,7 @@ class SignsOfLife(ABC):
     """
 
     # What this worker does together with the others.
-    recorder: Recorder | None = None
+    recorder: FlightRecorder | None = None
 
     def __init__(
         self,

@@ -18,13 +18,13 @@ _DIGITS = 8
 
 
 class Call(NamedTuple):
-    """What all workers do together, and the words for it in errors."""
+    """An exchange or a program of all workers, and the words for it."""
 
     key: str
     text: str
 
 
-class Entry(NamedTuple):
+class Record(NamedTuple):
     """A call: its number, a hash of it and of all before, and its words."""
 
     number: int
@@ -32,10 +32,10 @@ class Entry(NamedTuple):
     text: str
 
 
-_START = Entry(0, 0, "the start")
+_START = Record(0, 0, "the start")
 
 
-class Recorder:
+class FlightRecorder:
     """The calls of a worker that all workers make: exchanges and programs.
 
     Workers that do the same have equal codes at each number. After workers
@@ -45,21 +45,21 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._round = 0
-        self._entries: deque[Entry] = deque(maxlen=_KEPT)
+        self._entries: deque[Record] = deque(maxlen=_KEPT)
         self._entries.append(_START)
         # How often `count` was asked since a call.
         self._asked = _START, 0
 
-    def note(self, call: Call) -> Entry:
+    def note(self, call: Call) -> Record:
         """Records a call that this worker makes now."""
         with self._lock:
             number, before, _ = self._entries[-1]
             code = zlib.crc32(call.key.encode(), before)
-            entry = Entry(number + 1, code, call.text)
+            entry = Record(number + 1, code, call.text)
             self._entries.append(entry)
             return entry
 
-    def take_back(self, entry: Entry) -> None:
+    def take_back(self, entry: Record) -> None:
         """Removes the last call, which came to nothing."""
         with self._lock:
             if self._entries[-1] is entry:

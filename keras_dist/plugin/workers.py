@@ -39,7 +39,7 @@ from keras_dist.plugin.frames import unpacked
 from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.meetings import could_not
 from keras_dist.plugin.recorder import Call
-from keras_dist.plugin.recorder import Recorder
+from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist.plugin.recorder import apart
 from keras_dist.plugin.recorder import place
 
@@ -128,7 +128,7 @@ class Workers(ABC):
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         self.cluster = cluster
         self.options = options
-        self.recorder = Recorder()
+        self.recorder = FlightRecorder()
         self._frame_size = frame_size(cluster.num_workers)
         # Variables that were assigned outside of `run` and `fit` since workers
         # have compared any, by id; and how many of these calls are open.

@@ -1,77 +1,100 @@
-"""Meetings of workers by name, with a table that the test writes."""
+"""What workers tell each other, with a table that the test writes."""
+
+import json
 
 import pytest
 
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.errors import WorkerLostError
 from keras_dist.plugin import meetings
 
-CLUSTER = Cluster(0, "one:1", ("one:1", "two:1"))
+CLUSTER = Cluster(1, "one:1", ("one:1", "two:1"))
 
 
 class Watch:
-    """This worker's watch, and the table: the other worker's texts in turn."""
+    """This worker's watch, and the table: what the chief has said, in turn."""
 
-    def __init__(self, *texts, wait="3.5"):
-        self.board, self.texts, self.wait = self, list(texts), wait
-        self.written, self.is_in = [], False
+    def __init__(self, *said, call=""):
+        self.board, self.said, self.call = self, list(said), call
+        self.written = []
 
     def write(self, key, text):
         self.written.append((key, text))
 
     def read(self, keys):
-        assert keys == ["keras_dist/meetings/1"] and self.is_in
-        return [self.texts.pop(0) if len(self.texts) > 1 else self.texts[0]]
+        assert keys == ["keras_dist/said/0"]
+        said = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        return [said if isinstance(said, str) else json.dumps(said)]
 
-    def enter(self):
-        self.is_in = True
-
-    def exit(self):
-        self.is_in = False
-
-    def wait_of(self, index):
-        return self.wait
+    def call_ahead(self, index):
+        assert index == 0
+        return self.call
 
 
-def meet_by(watch):
-    return meetings.Meetings(CLUSTER, watch, lambda in_background: None)
+def meetings_of(watch, check=lambda in_background: None):
+    return meetings.Meetings(CLUSTER, watch, check)
 
 
-def test_it_waits_for_the_other_worker():
-    watch = Watch("", "1 a\n", "1 a\n", "2 b\n1 a")
-    both = meet_by(watch)
-    both.meet("a")
-    both.meet("b")
-    own = "keras_dist/meetings/0"
-    assert watch.written == [(own, "1 a\n"), (own, "2 b\n1 a")]
-    assert len(watch.texts) == 1 and not watch.is_in
+def hear(watch, patience=60.0, **kwargs):
+    return meetings_of(watch, **kwargs).hear("a", "the save", patience)
 
 
-def test_the_other_worker_may_be_at_the_next_one_already():
-    meet_by(Watch("2 b\n1 a")).meet("a")
+def test_it_waits_for_what_the_chief_says():
+    watch = Watch("", {"b": "+1"}, {"a": "."}, {"a": "+2", "b": "+"})
+    assert hear(watch) == "+2"
+    assert len(watch.said) == 1
 
 
-@pytest.mark.parametrize("text", ["1 b\n", "2 c\n1 b", "2 a\n1 b"])
-def test_another_name_is_an_error(text):
-    """Also after the other worker has left it with an error, and met again."""
-    watch = Watch("", text)
-    with pytest.raises(ReplicaDivergenceError, match="at 'a', and worker 1 is"):
-        meet_by(watch).meet("a")
-    assert not watch.is_in
+def test_what_was_said_is_kept_in_short(monkeypatch):
+    monkeypatch.setattr(meetings, "_KEPT", 2)
+    watch = Watch("")
+    say = meetings_of(watch).say
+    for name in "abc":
+        say(name, meetings.BEGUN)
+        say(name, f"+{name} and more")
+    say("d", "+4")
+    assert {key for key, _ in watch.written} == {"keras_dist/said/1"}
+    said = [json.loads(text) for _, text in watch.written]
+    assert said[:2] == [{"a": "."}, {"a": "+a and more"}]
+    assert said[-1] == {"b": "+", "c": "+", "d": "+4"}
 
 
-def test_a_worker_that_is_in_one_wait_does_not_come(monkeypatch):
-    monkeypatch.setattr(meetings, "_LATE", 0.05)
-    with pytest.raises(ReplicaDivergenceError, match="waits for something"):
-        meet_by(Watch("")).meet("a")
+def test_a_chief_that_waits_for_this_worker_says_nothing(monkeypatch):
+    monkeypatch.setattr(meetings, "_AHEAD", 0.05)
+    with pytest.raises(ReplicaDivergenceError, match="the save") as raised:
+        hear(Watch("", call="reduce in train.py:7"))
+    assert "worker 0 at reduce in train.py:7" in str(raised.value)
 
 
-@pytest.mark.parametrize("waits", [[""], ["1.0", "2.0"]])
-def test_a_worker_that_does_something_may_be_late(monkeypatch, waits):
-    """It waits for nobody, or each time for something else."""
-    monkeypatch.setattr(meetings, "_LATE", 0.0)
-    watch = Watch(*[""] * 6, "1 a\n")
-    monkeypatch.setattr(
-        watch, "wait_of", lambda index: waits[len(watch.texts) % len(waits)]
-    )
-    meet_by(watch).meet("a")
+def test_a_chief_that_has_begun_may_wait_and_take_its_time(monkeypatch):
+    monkeypatch.setattr(meetings, "_AHEAD", 0.0)
+    watch = Watch(*[{"a": "."}] * 8, {"a": "+"}, call="reduce")
+    assert hear(watch, patience=0.0) == "+"
+
+
+def test_a_chief_that_does_not_come():
+    expected = "worker 0 has not come to the save for 0.05 seconds"
+    with pytest.raises(WorkerLostError, match=expected):
+        hear(Watch(""), patience=0.05)
+
+
+@pytest.mark.parametrize("said", ["", {"a": "."}, {"a": "+"}])
+def test_a_chief_that_is_lost_may_have_said_it(said):
+    def check(in_background):
+        raise WorkerLostError("worker 0 is lost")
+
+    if "+" in str(said):
+        assert hear(Watch(said), check=check) == "+"
+        return
+    with pytest.raises(WorkerLostError, match="worker 0 is lost"):
+        hear(Watch(said), check=check)
+
+
+def test_a_board_that_is_gone():
+    class Gone(Watch):
+        def read(self, keys):
+            raise ConnectionError("the service is gone")
+
+    with pytest.raises(WorkerLostError, match="the service is gone"):
+        hear(Gone(""))

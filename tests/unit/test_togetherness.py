@@ -5,6 +5,7 @@ import os
 import random
 import stat
 import types
+from unittest import mock
 
 import h5py
 import keras
@@ -17,6 +18,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.workers import chief_saves
 from keras_dist.fit.workers.callbacks import flat_callbacks
 from keras_dist.fit.workers.callbacks import quiet_callbacks
 from keras_dist.fit.workers.entry import Entry
@@ -25,11 +27,11 @@ from keras_dist.fit.workers.entry import check_agreement
 from keras_dist.fit.workers.entry import described
 from keras_dist.fit.workers.entry import rows_of
 from keras_dist.fit.workers.together import Together
-from keras_dist.fit.workers.together import save
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.workers import Workers
 
 ROWS, BATCH, EPOCHS = 11, 4, 3
@@ -75,6 +77,14 @@ class MadeUp(Workers):
         return list(tensors)
 
 
+def save(model, name, workers, *args, **kwargs):
+    """Calls `model.save`, say, as one of these workers."""
+    executor = types.SimpleNamespace(workers=workers)
+    strategy = types.SimpleNamespace(executor=executor)
+    with mock.patch.object(chief_saves, "strategy_of", lambda model: strategy):
+        chief_saves.method_of(model, name)(*args, **kwargs)
+
+
 def data():
     generator = np.random.default_rng(0)
     x = generator.normal(size=(ROWS, 3)).astype("float32")
@@ -95,6 +105,17 @@ def model_of():
     return model
 
 
+def belonging(model):
+    """A model with what a strategy of one worker notes about it."""
+    executor = types.SimpleNamespace(workers=None)
+    plan = keras_dist.MirroredStrategy(["cpu:0"]).plan
+    model.__dict__[BOUND] = types.SimpleNamespace(
+        strategy=types.SimpleNamespace(executor=executor, plan=plan),
+        **dict.fromkeys(("compiled", "layers", "compared")),
+    )
+    return model
+
+
 def executor_of(workers):
     """What an `Entry` asks of an executor."""
     native = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).executor
@@ -105,7 +126,9 @@ def executor_of(workers):
 
 def fit(model, workers, **kwargs):
     executor = executor_of(workers)
-    entry = Entry("fit", model, executor, (), {"verbose": 0, **kwargs})
+    entry = Entry(
+        "fit", belonging(model), executor, (), {"verbose": 0, **kwargs}
+    )
     entry.agree()
     return entry.run()
 
@@ -351,7 +374,9 @@ def test_an_unbuilt_model_is_refused(tmp_path):
     model.compile("sgd", "mse")
     callback = callbacks.BackupAndRestore(tmp_path)
     executor = executor_of(workers)
-    entry = Entry("fit", model, executor, (), {"callbacks": [callback]})
+    entry = Entry(
+        "fit", belonging(model), executor, (), {"callbacks": [callback]}
+    )
     entry.agree()
     restore = entry._callbacks[0]
     restore.set_model(model)
@@ -517,9 +542,10 @@ def test_other_random_states_become_the_chiefs(chief_has_drawn):
 
 def test_decisions_are_those_of_any_worker_and_rates_the_chiefs():
     def others(own):
-        return [[1, int(np.float32(0.25).view("int32"))][: len(own)]]
+        rate = int(np.float32(0.25).view("int32"))
+        return [[1, own[1], rate][: len(own)]]
 
-    model = model_of()
+    model = belonging(model_of())
     model.stop_training = False
     together = Together(MadeUp(1, others), False)
     together.set_model(model)

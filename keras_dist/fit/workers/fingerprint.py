@@ -1,4 +1,4 @@
-"""What a call of `fit` or a relative computes, described to compare workers.
+"""Descriptions of what a call of `fit` or a relative computes, to compare.
 
 Configurations are described by their entries. Code that has none, such as a
 function, is described by its code, and by the plain values that it refers to.
