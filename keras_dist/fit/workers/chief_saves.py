@@ -27,6 +27,7 @@ from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.chief_only import is_chief_only
 from keras_dist.plugin.chief_only import saving
 from keras_dist.plugin.meetings import BEGUN
+from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.meetings import could_not
 from keras_dist.plugin.recorder import place
 from keras_dist.plugin.workers import Workers
@@ -80,52 +81,53 @@ def _hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
     """Saves a model on the chief; other workers wait for that."""
-    strategy = strategy_of(model)
-    workers: Workers = strategy.executor.workers
-    with saving(), writing(), readable_by_chief(model):
-        if workers.meetings is None or is_chief_only():
-            if workers.cluster.is_chief:
-                _write(original, args, kwargs)
+    workers: Workers = strategy_of(model).executor.workers
+    is_chief, is_alone = workers.cluster.is_chief, is_chief_only()
+    with saving(), writing():
+        # Inside of the other context, the chief reads what no worker has whole.
+        if is_alone or workers.meetings is None:
+            with readable_by_chief(model):
+                if is_chief:
+                    _write(original, args, kwargs)
             return
-        turn = _turn(workers)
-        if workers.cluster.is_chief:
-            _say_and_write(model, workers, turn, original, args, kwargs)
-            return
-        _wait(model, workers, turn)
+        digest, turn = drift.digest_of(model), _turn(workers)
+        with readable_by_chief(model):
+            if is_chief:
+                with _told(workers.meetings, turn, digest):
+                    _write(original, args, kwargs)
+                return
+            chiefs = _heard(workers, turn)
+        if chiefs.size:
+            drift.check_digest(model, digest, chiefs)
 
 
-def _say_and_write(
-    model: Any,
-    workers: Workers,
-    turn: str,
-    original: Any,
-    args: Any,
-    kwargs: Any,
-) -> None:
-    meetings = workers.meetings
-    assert meetings is not None
+@contextlib.contextmanager
+def _told(meetings: Meetings, turn: str, digest: np.ndarray) -> Iterator[None]:
+    """Tells the other workers when the chief begins to save, and ends."""
     meetings.say(turn, BEGUN)
     try:
-        _write(original, args, kwargs)
+        yield
     except BaseException:
         # Without the board, the others find out that this one is lost.
         with contextlib.suppress(Exception):
             meetings.say(turn, _FAILED)
         raise
-    meetings.say(turn, _DONE + drift.digest_of(model).tobytes().hex())
+    meetings.say(turn, _DONE + digest.tobytes().hex())
 
 
-def _wait(model: Any, workers: Workers, turn: str) -> None:
-    meetings = workers.meetings
-    assert meetings is not None
+def _heard(workers: Workers, turn: str) -> np.ndarray:
+    """Waits until the chief has saved, and returns its digest.
+
+    If the chief has made a later save meanwhile, the digest is empty.
+    """
+    assert workers.meetings is not None
     patience = workers.options.timeout_seconds or _PATIENCE
-    text = meetings.hear(turn, f"the save in {place()}", patience)
+    what = f"the save in {place()}"
+    text = workers.meetings.hear(turn, what, patience)
     if text == _FAILED:
         raise could_not(0, "save the model")
-    # If the chief has made a later save meanwhile, it has no digest of this.
     chiefs = np.frombuffer(bytes.fromhex(text.removeprefix(_DONE)))
-    if chiefs.size:
-        drift.check_digest(model, chiefs.reshape(-1, 2))
+    return chiefs.reshape(-1, 2)
 
 
 def _turn(workers: Workers) -> str:
