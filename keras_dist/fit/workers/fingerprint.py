@@ -37,6 +37,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # Values that code refers to count if they are of these types: others tell
 # workers apart on purpose, such as a rank, or whether this is the chief.
 _SETTINGS = (float, str)
+# Methods that a user may replace on the chief alone.
+_SAVES = {"save", "save_weights", "export", "summary"}
 # Keys of configurations that say nothing of what is computed: names are
 # numbered, and initial values are the chief's.
 _SKIPPED = {"name", "seed", "shared_object_id", "build_config", "iterations"}
@@ -106,7 +108,8 @@ def _of_object(
         if name not in _SKIPPED:
             found[f"{what}: {name}"] = _text(value, names)
     for name, value in vars(thing).items():
-        if inspect.isroutine(value) and _is_users(inspect.unwrap(value)):
+        is_users = inspect.isroutine(value) and _is_users(inspect.unwrap(value))
+        if is_users and name not in _SAVES:
             found[f"{what}: {name}"] = _text(value, names)
     return found
 
