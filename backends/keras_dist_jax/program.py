@@ -105,18 +105,18 @@ class Program:
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
-            several = self._several
-            if self._meets and several and not several.are_even(leaves):
-                raise UnevenError
-            gate = self._gate
-            if self._several is not None and self._several.is_wide:
+            gate, several, meets = self._gate, self._several, ""
+            if several is not None and several.is_wide:
+                meets = self._meets
+                if meets and not several.are_even(leaves):
+                    raise UnevenError
                 leaves = [*map(self._widened, leaves)]
             if not gate.waits:
                 return self._dispatched(leaves)
             with gate.lock:
                 gate.settle(self._owner)
-                if self._meets:
-                    gate.record(self._meets)
+                if meets:
+                    gate.record(meets)
                 return self._dispatched(leaves)
 
     def _dispatched(self, leaves: list[Any]) -> Any:

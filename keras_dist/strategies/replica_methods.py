@@ -102,16 +102,19 @@ class ReplicaMethods(StrategyBase):
         ) and self.plan.num_replicas > 1:
             context.check_cross_replica(self, "run")
             check_run_counts(self)
-        if self._executor.workers is not None:
-            check_all_come("`strategy.run`")
         self.has_run = True
-        with drift.in_run(self._executor.workers):
-            compiler = self._executor.compiler
-            if compiler is not None and (
-                isinstance(fn, Function) or compiler.is_tracing
-            ):
-                return compiler.run(self, fn, args, kwargs)
-            return self.run_uncompiled(fn, args, kwargs)
+        workers = self._executor.workers
+        if workers is not None:
+            check_all_come("`strategy.run`")
+            if not workers.is_open:
+                with drift.in_run(workers):
+                    return self.run(fn, args, kwargs)
+        compiler = self._executor.compiler
+        if compiler is not None and (
+            isinstance(fn, Function) or compiler.is_tracing
+        ):
+            return compiler.run(self, fn, args, kwargs)
+        return self.run_uncompiled(fn, args, kwargs)
 
     def run_uncompiled(
         self,

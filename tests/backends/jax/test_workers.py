@@ -17,6 +17,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
+from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist_jax import backend
 from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
@@ -86,12 +87,13 @@ def test_gathered_values_are_in_worker_order():
         (first,), (second,) = each["collectives"]["gather"]
         np.testing.assert_array_equal([first, second], [[0, 1, 2], [1, 2, 3]])
         assert first.dtype == np.int8
-        assert each["collectives"]["exchange"] == [[0, 5], [1, 5]]
-        many = each["collectives"]["exchange of many"]
-        assert many == [[0] * 150, [1] * 150]
+        assert each["collectives"]["sizes"] == [[0, 5], [1, 5]]
+        many = each["collectives"]["many sizes"]
+        assert many == [[0] * 600, [1] * 600]
         # In buffers of their own sizes, workers would wait for ever.
-        others = each["collectives"]["exchange of others"]
-        assert "Received: [70, 170] sizes" in others
+        others = each["collectives"]["other sizes"]
+        assert "70 sizes of arguments" in others
+        assert "570 sizes of arguments" in others
 
 
 def test_a_worker_may_have_nothing_to_concatenate():
@@ -206,7 +208,8 @@ def test_a_gate_that_was_not_entered_is_left():
             self.told += ("exit",)
 
     watch = Watched()
-    gate = WatchedGate(OneAtATime(), watch, lambda error: error)
+    recorder = FlightRecorder()
+    gate = WatchedGate(OneAtATime(), watch, recorder, lambda error: error)
     with pytest.raises(KeyboardInterrupt), gate.lock:
         pass
     watch.fails, watch.told = False, ()

@@ -96,17 +96,17 @@ def collectives(workers):
         "sum": [np.asarray(v) for v in sums],
         "rows": np.asarray(workers.concatenate(rows, 0)),
         "columns": np.asarray(workers.concatenate(rows.T, 1)),
-        "exchange": workers.exchange([index, 5]),
-        "exchange of many": workers.exchange([index] * 150),
-        "exchange of others": other_counts(workers),
+        "sizes": workers.sizes([index, 5]),
+        "many sizes": workers.sizes([index] * 600),
+        "other sizes": other_sizes(workers),
         "programs": programs[-1] - programs[0],
     }
 
 
-def other_counts(workers):
+def other_sizes(workers):
     """The error of workers with many numbers, and not as many each."""
     try:
-        return workers.exchange([1] * (70 + 100 * workers.cluster.index))
+        return workers.sizes([1] * (70 + 500 * workers.cluster.index))
     except ReplicaDivergenceError as error:
         return str(error)
 
