@@ -53,11 +53,18 @@ class Order:
         self.layout = f"{len(variables)} tensors {code}"
         # Whether buckets may be sent before all gradients are there.
         self.is_early = True
+        self._parts: tuple[Part, ...] | None = None
         for position, variable in enumerate(variables):
             setattr(variable, _PLACE, (self, position))
 
-    def part_of(self, positions: Sequence[int], workers: TorchWorkers) -> Part:
-        """Describes the message for a bucket that is not the last."""
+    def early_parts(self, workers: TorchWorkers) -> tuple[Part, ...]:
+        """Describes the messages for all buckets but the last."""
+        if self._parts is None:
+            early = self.buckets[:-1]
+            self._parts = tuple(self._part_of(each, workers) for each in early)
+        return self._parts
+
+    def _part_of(self, positions: Sequence[int], workers: TorchWorkers) -> Part:
         likes = [self.likes[position] for position in positions]
         size = sum(shape.numel() for shape, _ in likes) + len(likes) + 2
         dtype, wire = likes[0][1], workers.options.dtype
@@ -320,7 +327,7 @@ class Overlap:
             whole = Sum(
                 call,
                 order.layout,
-                tuple(order.part_of(each, workers) for each in early),
+                order.early_parts(workers),
                 part_of(final.flat),
             )
             if workers.sums.expected != whole:

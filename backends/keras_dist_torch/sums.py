@@ -2,7 +2,9 @@
 
 A large sum that follows the same call as last time is expected by all workers.
 It needs a flag at its end only, by which a worker that wants something else
-says so: it takes part with zeros, and then all compare what they want.
+says so: it takes part with zeros, and then all compare what they want. A sum is
+expected to follow itself, until something else has come after as many sums, as
+at the end of an epoch.
 """
 
 from collections.abc import Callable
@@ -39,13 +41,16 @@ class ExpectedSums:
         self._device = device
         # By the call before it.
         self._known: dict[str, Sum] = {}
-        self._before = ""
+        # Calls, and how many sums up to them, after which no sum came.
+        self._ends: set[tuple[str, int]] = set()
+        self._before, self._count = "", 0
         self._num_sent = 0
 
     @property
     def expected(self) -> Sum | None:
         """The sum that all workers expect now, or `None`."""
-        return self._known.get(self._before)
+        is_end = (self._before, self._count) in self._ends
+        return None if is_end else self._known.get(self._before)
 
     def send_early(self, flat: torch.Tensor) -> Callable[[], None]:
         """Begins to sum the next early part of the expected sum."""
@@ -54,8 +59,13 @@ class ExpectedSums:
 
     def give_up(self) -> None:
         """Takes part in the expected sum, if any, with zeros and the flag."""
-        expected = self._known.pop(self._before, None)
+        expected, end = self.expected, (self._before, self._count)
         sent, self._num_sent = self._num_sent, 0
+        if expected is not None:
+            self._limit()
+            self._ends.add(end)
+        if end in self._ends:
+            self._count = 0
         if expected is None:
             return
         for size, dtype in expected.early[sent:]:
@@ -67,15 +77,14 @@ class ExpectedSums:
 
     def agree(self, own: Sum, compare: Callable[[], None]) -> None:
         """Has all workers expect a sum, and compares it if they don't."""
-        if self.expected == own:
-            return
-        before = self._before
-        compare()
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[before] = own
-        # Until something else is seen, it follows itself, as in `fit`.
-        self._known.setdefault(own.call.key, own)
+        before, count = self._before, self._count
+        if self.expected != own:
+            compare()
+            self._limit()
+            self._ends.discard((before, count))
+            self._known[before] = own
+            self._known.setdefault(own.call.key, own)
+        self._count = count + 1
 
     def follow(self, call: str) -> None:
         """Notes a call that all workers have made."""
@@ -84,7 +93,14 @@ class ExpectedSums:
     def forget(self) -> None:
         """Expects nothing more."""
         self._known.clear()
+        self._ends.clear()
+        self._count = 0
         self.follow("")
+
+    def _limit(self) -> None:
+        if len(self._known) + len(self._ends) >= _MOST:
+            self._known.clear()
+            self._ends.clear()
 
 
 def part_of(flat: torch.Tensor) -> Part:

@@ -12,6 +12,7 @@ import pytest
 from parity.harness import BACKEND
 from sharded.helpers import SHARDS
 from sharded.helpers import shards
+from workers.wire_jobs import STEPS
 
 TESTS = pathlib.Path(__file__).parent.parent
 
@@ -99,4 +100,6 @@ def test_a_sharded_state_sends_as_much(workers):
 )
 def test_half_the_bytes(dtype):
     gradients, wire = bytes_a_step(2, dtype)
-    assert gradients <= wire <= 1.02 * gradients
+    # A sum that was expected after the last step comes to nothing: the losses
+    # travel between these sums, so no worker knows which one is the last.
+    assert gradients <= wire <= (1.02 + 1 / STEPS) * gradients

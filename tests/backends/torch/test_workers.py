@@ -229,6 +229,7 @@ def test_sums_that_nccl_did_not_finish_are_an_error(monkeypatch):
     alone.cluster = Cluster(1, "host:1", ("host:1", "host:2"))
     alone.group, alone._frames, alone._beats = (mock.Mock() for _ in range(3))
     alone._beats.describe_lost.return_value = "worker 0 is gone"
+    alone._beats.apart = None
     alone._is_nccl, alone._is_aborted = True, False
     stream = mock.Mock()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
