@@ -12,6 +12,7 @@ from typing import Self
 import keras
 import torch
 
+from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
@@ -22,7 +23,6 @@ from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.sums import Part
 from keras_dist_torch.sums import Start
 from keras_dist_torch.sums import Sum
-from keras_dist_torch.sums import part_of
 from keras_dist_torch.transfers import numbers_on
 from keras_dist_torch.workers import TorchWorkers
 
@@ -35,7 +35,11 @@ _PLACE = "_keras_dist_bucket"
 class Order:
     """The assignment of an optimizer's gradients to buckets, last first."""
 
-    def __init__(self, variables: Sequence[keras.Variable], limit: int) -> None:
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        options: CommunicationOptions,
+    ) -> None:
         self.likes = [
             (torch.Size(v.shape), getattr(torch, str(v.dtype)))
             for v in variables
@@ -43,7 +47,7 @@ class Order:
         self.buckets = packs(
             [dtype for _, dtype in self.likes],
             [shape.numel() * dtype.itemsize for shape, dtype in self.likes],
-            limit,
+            options.bytes_per_pack or BUCKET_BYTES,
             last_first=True,
         )
         # As they are complete, where variables have several dtypes.
@@ -53,21 +57,16 @@ class Order:
         self.layout = f"{len(variables)} tensors {code}"
         # Whether buckets may be sent before all gradients are there.
         self.is_early = True
-        self._parts: tuple[Part, ...] | None = None
+        wire = options.dtype
+        self.early = tuple(self._part_of(b, wire) for b in self.buckets[:-1])
         for position, variable in enumerate(variables):
             setattr(variable, _PLACE, (self, position))
 
-    def early_parts(self, workers: TorchWorkers) -> tuple[Part, ...]:
-        """Describes the messages for all buckets but the last."""
-        if self._parts is None:
-            early = self.buckets[:-1]
-            self._parts = tuple(self._part_of(each, workers) for each in early)
-        return self._parts
-
-    def _part_of(self, positions: Sequence[int], workers: TorchWorkers) -> Part:
+    def _part_of(self, positions: Sequence[int], wire: str | None) -> Part:
+        """Describes the message for a bucket that is not the last."""
         likes = [self.likes[position] for position in positions]
         size = sum(shape.numel() for shape, _ in likes) + len(likes) + 2
-        dtype, wire = likes[0][1], workers.options.dtype
+        dtype = likes[0][1]
         if wire is not None and dtype == torch.float32:
             dtype = getattr(torch, wire)
         return size, dtype
@@ -306,15 +305,16 @@ class Overlap:
         own, weight = self._local_sum(here, weights)
         order, _ = vars(variables[0]).get(_PLACE, (None, 0))
         if order is None or not order.is_of(variables):
-            limit = self._workers.options.bytes_per_pack or BUCKET_BYTES
-            order = Order(variables, limit)
+            order = Order(variables, self._workers.options)
         sent = self._sent.pop(order, [])
         is_stale = bool(sent) and not self._is_same(order, gradients)
         self._ready.pop(order, None)
 
         def made(positions: list[int], *last: Any) -> Bucket:
             chosen = [own[position] for position in positions]
-            return self._bucket(order, positions, chosen, weight, *last)
+            return Bucket(
+                order, positions, chosen, weight, self._device, workers, *last
+            )
 
         workers = self._workers
         *early, last = order.buckets
@@ -327,17 +327,17 @@ class Overlap:
             whole = Sum(
                 call,
                 order.layout,
-                order.early_parts(workers),
-                part_of(final.flat),
+                order.early,
+                (final.flat.numel(), final.flat.dtype),
             )
-            if workers.sums.expected != whole:
+            if sent and workers.sums.expected != whole:
                 for bucket in sent:
                     bucket.finish()
                 sent = []
             workers.agree(whole)
             missing = early[len(sent) :]
             start = workers.start_sum
-            begun = sent + [made(own).start(start) for own in missing]
+            begun = sent + [made(each).start(start) for each in missing]
             done = [bucket.finish() for bucket in (*begun, final.start(start))]
             workers.end_sum(whole, done[-1].guard)
             if done[-1].is_flagged:
@@ -347,19 +347,6 @@ class Overlap:
         summed = iter([each.sums for each in done])
         sums = in_packs(lambda _: next(summed), order.buckets, own)
         return sums, done[-1].numbers
-
-    def _bucket(
-        self,
-        order: Order,
-        positions: Sequence[int],
-        gradients: Sequence[torch.Tensor | None],
-        weight: float,
-        *last: Any,
-    ) -> Bucket:
-        device, workers = self._device, self._workers
-        return Bucket(
-            order, positions, gradients, weight, device, workers, *last
-        )
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any
@@ -381,7 +368,9 @@ class Overlap:
                     [[ready[p][i][0] for p in positions] for i in range(count)],
                     self._weights,
                 )
-                bucket = self._bucket(order, positions, sums, weight)
+                bucket = Bucket(
+                    order, positions, sums, weight, self._device, self._workers
+                )
                 sent.append(bucket.start(self._workers.sums.send_early))
 
     def _local_sum(

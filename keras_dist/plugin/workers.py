@@ -101,12 +101,12 @@ class _Step(contextlib.AbstractContextManager[None]):
     """A step of `fit`: a class, because each batch has one."""
 
     def __init__(self, workers: "Workers", what: str) -> None:
-        self._workers, self._what = workers, what
+        self._workers, self._call = workers, Call(what, what)
 
     def __enter__(self) -> None:
         self._before = self._workers.in_step
-        self._workers.in_step = self._what
-        self._workers.recorder.note(Call(self._what, self._what))
+        self._workers.in_step = self._call.text
+        self._workers.recorder.note(self._call)
 
     def __exit__(self, *error: object) -> None:
         self._workers.in_step = self._before
@@ -130,6 +130,7 @@ class Workers(ABC):
         self.options = options
         self.recorder = FlightRecorder()
         self._frame_size = frame_size(cluster.num_workers)
+        self._room = room(self._frame_size)
         # Variables that were assigned outside of `run` and `fit` since workers
         # have compared any, by id; and how many of these calls are open.
         self.assigned: dict[int, keras.Variable] = {}
@@ -335,7 +336,7 @@ class Workers(ABC):
 
     def is_small(self, size: int) -> bool:
         """Returns whether so many bytes travel in a frame."""
-        return size <= room(self._frame_size)
+        return size <= self._room
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
