@@ -82,14 +82,14 @@ def _hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
     """Saves a model on the chief; other workers wait for that."""
     workers: Workers = strategy_of(model).executor.workers
-    is_chief, is_alone = workers.cluster.is_chief, is_chief_only()
+    is_chief = workers.cluster.is_chief
     with saving(), writing():
-        # Inside of the other context, the chief reads what no worker has whole.
-        if is_alone or workers.meetings is None:
+        if is_chief_only() or workers.meetings is None:
             with readable_by_chief(model):
                 if is_chief:
                     _write(original, args, kwargs)
             return
+        # In the next context, the chief alone has variables in parts.
         digest, turn = drift.digest_of(model), _turn(workers)
         with readable_by_chief(model):
             if is_chief:
