@@ -353,12 +353,12 @@ class WideLayout(MeshLayout):
         axis, part = arrays.axis_of(array), arrays.own_part(array)
         if axis is None:  # each worker has all of it
             return part
-        self._workers.meet(name)
+        self._workers.meet(f"a read of {name}")
         found = self._workers.gather([part])
         return np.concatenate([np.asarray(own) for (own,) in found], axis)
 
     def chiefs(self, value: Any, name: str) -> Any:
-        self._workers.meet(f"{name}, to assign it")
+        self._workers.meet(f"an assignment of {name}")
         return self._workers.broadcast([value])[0]
 
     def are_even(self, arguments: Sequence[Any]) -> bool:

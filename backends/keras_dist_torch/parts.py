@@ -229,7 +229,7 @@ class DTensorHome(ShardedHome):
             return kept.clone() if is_probe else kept
         if isinstance(replica, GathersVariables):
             return replica.whole(self.variable, kept)
-        self._workers.meet(self.variable.path)
+        self._workers.meet(f"a read of {self.variable.path}")
         with self._workers.named():
             return kept.detach().full_tensor()
 
@@ -244,7 +244,7 @@ class DTensorHome(ShardedHome):
             elif isinstance(value, DTensor):
                 kept.copy_(value.redistribute(placements=kept.placements))
             else:
-                self._workers.meet(f"{self.variable.path}, to assign it")
+                self._workers.meet(f"an assignment of {self.variable.path}")
                 self._set_chiefs(value.to(kept.device))
 
     def take_chiefs(self, held: torch.Tensor | None) -> None:

@@ -288,7 +288,7 @@ class Workers(ABC):
         own = text if self.cluster.is_chief else ""
         return self.texts(own)[0]
 
-    def meet(self, what: str, layout: str = "nothing") -> None:
+    def meet(self, what: str, layout: str = "") -> None:
         """Waits for all workers, which have to come for the same."""
         self.swap_bytes(what, layout, b"")
 
@@ -364,6 +364,8 @@ class Workers(ABC):
     def call(self, what: str, layout: str) -> Call:
         """Returns a call of the user's code for values of a layout."""
         where = self.in_step or place()
+        if not layout:
+            return Call(f"{what}, {where}", f"{what}, {where}")
         short = layout if len(layout) <= _LONG else f"{layout[:_LONG]}..."
         return Call(f"{what} ({layout}), {where}", f"{what} ({short}), {where}")
 

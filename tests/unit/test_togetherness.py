@@ -496,7 +496,10 @@ def test_every_method_is_described_by_the_same_names():
 
 def test_agreement():
     workers = MadeUp(others=lambda own: [[*own[:-1], 8]])
-    assert check_agreement({"epochs": 3}, [6, 7], workers) == [[6, 7], [6, 8]]
+    assert check_agreement({"epochs": 3}, [6, 7], workers, "`fit`") == [
+        [6, 7],
+        [6, 8],
+    ]
 
 
 def test_disagreement_names_both_values():
@@ -507,7 +510,8 @@ def test_disagreement_names_both_values():
         ReplicaDivergenceError,
         match="epochs: 3 on worker 0, unknown or not given on worker 2",
     ):
-        check_agreement({"a": 1, "epochs": 3}, [0], MadeUp(others=others))
+        workers = MadeUp(others=others)
+        check_agreement({"a": 1, "epochs": 3}, [0], workers, "`fit`")
 
 
 def test_equal_random_states_are_left_alone():

@@ -154,10 +154,6 @@ def different_variables(what):
 
 def apart(what, way):
     """Reads or assigns variables otherwise than the other worker does."""
-    from keras_dist.plugin import meetings
-
-    # JAX' workers may wait for a program that another one compiles.
-    meetings._LATE = 15.0 if keras.backend.backend() == "jax" else 5.0
     strategy = in_cluster(what)
     is_chief = strategy.plan.is_chief
     with strategy.scope():

@@ -90,6 +90,14 @@ def test_random_states_are_shared_by_the_strategy():
     assert chief == other
 
 
+def test_other_methods_on_workers_are_told_with_their_lines():
+    for error in part("method"):
+        assert error.startswith("ReplicaDivergenceError: Workers are at diff")
+        assert "worker 0 at `fit`, to compare arguments" in error
+        assert "worker 1 at `predict`, to compare arguments" in error
+        assert error.count("callback_jobs.py:") == 2
+
+
 def test_without_seeds_each_row_is_seen_once():
     chief, other = part("without_seeds")
     assert chief == other
@@ -112,7 +120,6 @@ def test_with_seeds_one_devices_numbers(name):
     ("what", "told"),
     [
         ("rows", "rows of the data: 21 on worker 0, 20 on worker 1"),
-        ("method", "method: `fit` on worker 0, `predict` on worker 1"),
         (
             "validation",
             "rows of the validation data: 4 on worker 0, 5 on worker 1",

@@ -142,12 +142,18 @@ def test_other_variables_on_a_worker_are_an_error():
         launched(sharded_jobs.different_variables, (2, 1), VARIABLES)
 
 
-WAYS = ["swapped", "read", "saved", "saved in parts", "assigned alone"]
+WAYS = {
+    "swapped": "at a read of variable_1, sharded_jobs.py",
+    "read": "all workers have to",
+    "saved": "all workers have to",
+    "saved in parts": "all workers have to",
+    "assigned alone": "at an assignment of variable, sharded_jobs.py",
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_that_are_apart_are_an_error_and_exchange_nothing(way):
-    with pytest.raises(RuntimeError, match="all workers have to"):
+    with pytest.raises(RuntimeError, match=WAYS[way]):
         launched(sharded_jobs.apart, (2, 1), VARIABLES, way)
 
 

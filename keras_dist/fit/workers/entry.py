@@ -94,12 +94,13 @@ def batches_of(data: Any) -> int:
 
 
 def check_agreement(
-    own: Mapping[str, int], more: Sequence[int], workers: Workers
+    own: Mapping[str, int],
+    more: Sequence[int],
+    workers: Workers,
+    what: str,
 ) -> list[list[int]]:
     """Compares workers' calls; returns each one's `more`, of equal lengths."""
-    numbers = workers.concatenate_numbers(
-        [*own.values(), *more], "the arguments of `fit` or a relative"
-    )
+    numbers = workers.concatenate_numbers([*own.values(), *more], what)
     size = len(own) + len(more)
     everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
     columns = zip(*(each[: len(own)] for each in everyone), strict=True)
@@ -189,7 +190,8 @@ class Entry:
         more = [randomness.code_of(state), int(bool(self._callbacks))]
         more.append(fingerprint.code_of(computed))
         more += same_data.fingerprints(data, self._get("batch_size"))
-        everyone = check_agreement(own, more, self._workers)
+        what = f"`{self._name}`, to compare arguments"
+        everyone = check_agreement(own, more, self._workers, what)
         codes, have_callbacks, own_codes, *seen = zip(*everyone, strict=True)
         fingerprint.compare(computed, own_codes, self._workers)
         vars(bound(self._model))["compared"] = fingerprint.stamp_of(self._model)
