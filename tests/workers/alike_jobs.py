@@ -1,0 +1,191 @@
+"""What workers do in `test_alike.py`: most of it is not alike."""
+
+import os
+
+import keras
+import numpy as np
+
+import keras_dist
+from workers.jobs import attempted
+
+LARGE = 5000  # numbers, more than a frame has room for
+
+
+def mismatches():
+    """Errors of exchanges that differ, and a sum after each of them."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    index = strategy.plan.cluster.index
+
+    def alone(size):
+        if not index:
+            reduce(np.ones(size, "float32"))
+
+    def reduce(value):
+        return strategy.reduce("SUM", value, axis=None)
+
+    def gather(*values):
+        return strategy.gather(values[min(index, 1)], axis=0)
+
+    floats, integers = np.ones(2, "float32"), np.ones(2, "int32")
+    cases = {
+        "reduce on the chief": lambda: alone(1),
+        "a large reduce on the chief": lambda: alone(LARGE),
+        "dtypes": lambda: gather(floats, integers),
+        "ranks": lambda: gather(floats, floats[None]),
+        "columns": lambda: gather(np.ones((2, 3)), np.ones((2, 4))),
+        "shapes": lambda: reduce(np.ones(3 + index, "float32")),
+        "large shapes": lambda: reduce(np.ones(LARGE + index, "float32")),
+        "a large and a small one": lambda: reduce(
+            np.ones(LARGE if index else 2, "float32")
+        ),
+        "reductions": lambda: strategy.reduce(
+            "MEAN" if index else "SUM", floats, axis=None
+        ),
+        "lines": lambda: reduce(floats) if index else gather(floats, floats),
+    }
+    found = {}
+    for name, case in cases.items():
+        error = attempted(case)
+        # A worker that calls nothing is found apart by the next call.
+        found[name] = error or attempted(reduce, floats)
+        total = keras.ops.convert_to_numpy(reduce(floats))
+        assert total.tolist() == [len(strategy.plan.cluster.addresses)] * 2
+    return found
+
+
+def model_of(activation="tanh"):
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, activation=activation),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def loss_of(factor):
+    def loss(y, prediction):
+        return factor * keras.ops.mean((y - prediction) ** 2, axis=-1)
+
+    return loss
+
+
+def fingerprints():
+    """Errors of workers that are about to compute different things."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    is_last = strategy.plan.cluster.index > 0
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+
+    def fit(model=None, optimizer=None, loss="mse", **kwargs):
+        with strategy.scope():
+            model = model or model_of()
+            model.compile(optimizer or keras.optimizers.SGD(0.1), loss)
+        model.fit(x, y, batch_size=4, verbose=0, **kwargs)
+        return model.get_weights()
+
+    def layer():
+        with strategy.scope():
+            return fit(model_of("relu" if is_last else "tanh"))
+
+    def frozen():
+        with strategy.scope():
+            model = model_of()
+        model.layers[0].trainable = not is_last
+        return fit(model)
+
+    def floatx():
+        keras.config.set_floatx("float64" if is_last else "float32")
+        try:
+            return fit(model_of())
+        finally:
+            keras.config.set_floatx("float32")
+
+    adam, rate = keras.optimizers.Adam, 0.5 + 0.25 * is_last
+    stopping = keras.callbacks.EarlyStopping("loss")
+    cases = {
+        "activation": layer,
+        "trainable": frozen,
+        "floatx": floatx,
+        "loss": lambda: fit(loss="mae" if is_last else "mse"),
+        "loss of a function": lambda: fit(loss=loss_of(rate)),
+        "beta_1": lambda: fit(optimizer=adam(0.1, beta_1=rate)),
+        "clipnorm": lambda: fit(optimizer=adam(0.1, clipnorm=rate)),
+        "callbacks": lambda: fit(callbacks=[stopping] * is_last),
+    }
+    found = {name: attempted(case) for name, case in cases.items()}
+    # Names that Keras numbers, and what only a worker prints, don't count.
+    if is_last:
+        keras.layers.Dense(1)
+    found["alike"] = fit()
+    return found
+
+
+def drifts():
+    """Errors of workers whose variables have parted."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    index = strategy.plan.cluster.index
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    with strategy.scope():
+        model = model_of()
+        model.compile("sgd", "mse")
+    weights = model.get_weights()
+
+    def parts(epoch, logs):
+        model.layers[0].kernel.assign_add(np.full((3, 4), 0.5 * index))
+
+    def loop():
+        model.set_weights([each + index for each in weights])
+        strategy.run(lambda: model(x[:2]))
+
+    def loop_alike():
+        model.set_weights(weights)
+        return len(strategy.run(lambda: model(x[:2])))
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=parts)
+    fit = {"batch_size": 4, "verbose": 0}
+    found = {
+        "loop": attempted(loop),
+        "loop alike": attempted(loop_alike),
+        "epoch": attempted(
+            lambda: model.fit(x, y, epochs=2, callbacks=[callback], **fit)
+        ),
+    }
+    found["fit"] = model.fit(x, y, **fit).history["loss"]
+    return found
+
+
+WAYS = {
+    "method": lambda model, path: model.save(path),
+    "function": lambda model, path: keras.saving.save_model(model, path),
+    "weights": lambda model, path: keras.saving.save_weights(
+        model, path.replace(".keras", ".weights.h5")
+    ),
+    "part": lambda model, path: model.layers[1].save(path),
+}
+
+
+def saves(folder):
+    """Who has written, and whether it was there in the next line."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    index = strategy.plan.cluster.index
+    with strategy.scope():
+        inner = model_of()
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(3), inner]
+        )
+        model.compile("sgd", "mse")
+    found = {}
+    for name, way in WAYS.items():
+        own = os.path.join(folder, f"{name}-{index}.keras")
+        chiefs = os.path.join(folder, f"{name}-0.keras")
+        way(model, own)
+        ended = [
+            path.replace(".keras", end)
+            for path in (own, chiefs)
+            for end in (".keras", ".weights.h5")
+        ]
+        found[name] = [os.path.exists(path) for path in ended]
+    if not index:  # it waits for nobody
+        model.save(os.path.join(folder, "alone.keras"))
+    return found

@@ -1,0 +1,93 @@
+"""Workers are alike, or an error on all of them says what differs."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from workers import alike_jobs as jobs
+from workers import clusters
+
+APART = "ReplicaDivergenceError: Workers are at different calls"
+COMPUTE = "ReplicaDivergenceError: Workers are about to compute"
+
+
+@functools.cache
+def launched(job, workers=2):
+    fn = getattr(jobs, job)
+    return clusters.run(fn, workers=workers, devices=1, timeout=300)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("reduce on the chief", "a large reduce on the chief", "dtypes"),
+        *("ranks", "columns", "shapes", "large shapes", "lines"),
+        *("a large and a small one", "reductions"),
+    ],
+)
+def test_exchanges_that_differ_are_told_with_their_lines(name, workers):
+    for found in launched("mismatches", workers):
+        assert found[name].startswith(APART)
+        assert found[name].count("alike_jobs.py:") >= 2
+        assert f"worker {workers - 1} at" in found[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("activation", "activation: 'tanh' on worker 0, 'relu' on worker 1"),
+        ("trainable", "trainable: True on worker 0, False on worker 1"),
+        ("floatx", "floatx: float32 on worker 0, float64 on worker 1"),
+        ("loss", "compile(loss=...): 'mse' on worker 0, 'mae' on worker 1"),
+        ("loss of a function", "0.5"),
+        ("beta_1", "beta_1: 0.5 on worker 0, 0.75 on worker 1"),
+        ("clipnorm", "clipnorm: 0.5 on worker 0, 0.75 on worker 1"),
+        ("callbacks", "EarlyStopping on worker 1"),
+    ],
+)
+def test_other_computations_are_told_before_they_begin(name, told):
+    for found in launched("fingerprints"):
+        assert found[name].startswith(COMPUTE)
+        assert told in found[name]
+
+
+def test_what_does_not_count_is_no_error():
+    first, second = (found["alike"] for found in launched("fingerprints"))
+    for own, expected in zip(first, second, strict=True):
+        np.testing.assert_array_equal(own, expected)
+
+
+def test_assignments_that_differ_are_found_by_the_next_run():
+    for found in launched("drifts"):
+        assert "other values before `run`" in found["loop"]
+        assert "by 1 on worker 1" in found["loop"]
+        assert found["loop alike"] == 2
+
+
+def test_variables_that_part_are_found_at_the_end_of_an_epoch():
+    for found in launched("drifts"):
+        assert "other values at the end of an epoch" in found["epoch"]
+        assert "kernel' by 0.5 on worker 1" in found["epoch"]
+
+
+def test_fit_begins_with_the_chiefs_values():
+    first, second = (found["fit"] for found in launched("drifts"))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", jobs.WAYS)
+def test_the_chief_saves_and_the_others_wait(name, tmp_path_factory):
+    chief, other = saved(tmp_path_factory)
+    end = name == "weights"
+    assert chief[name] == [not end, end] * 2
+    assert other[name] == [False, False, not end, end]
+
+
+@functools.cache
+def saved(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("saves"))
+    return clusters.run(
+        jobs.saves, (folder,), workers=2, devices=1, timeout=300
+    )
