@@ -234,8 +234,10 @@ def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
     edges = bounds(check_rows(batch), parts)
     batch = map_nest(sliceable, batch)
     shares = list(zip(edges[:-1], edges[1:], strict=True))
-    kind = list if edges[-1] % parts else EvenStep
-    return kind(rows_of(batch, slice(*share)) for share in shares[own])
+    found = [rows_of(batch, slice(*share)) for share in shares[own]]
+    # In a graph of TensorFlow, the number of rows is not known.
+    is_even = isinstance(edges[-1], int) and edges[-1] % parts == 0
+    return EvenStep(found) if is_even else found
 
 
 def rows_of(batch: Any, rows: slice) -> Any:

@@ -15,6 +15,7 @@ BACKENDS = pathlib.Path(__file__).parents[2] / "backends"
 # The packages that are open to backends. `keras_dist.plugins` names what is
 # kept stable of them.
 OFFERED = {"core", "errors", "internals", "plugin", "replica", "sharding"}
+OFFERED |= {"joining"}
 
 
 def imported(source):
