@@ -21,7 +21,7 @@ class TargetWorkers(JaxWorkers):
     def swap(self, own: np.ndarray) -> np.ndarray:
         return np.stack([own] * self.cluster.num_workers)
 
-    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+    def sum(self, tensors: Sequence[Any], *, what: str = "a sum") -> list[Any]:
         return [tensor * self.cluster.num_workers for tensor in tensors]
 
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:

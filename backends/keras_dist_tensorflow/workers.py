@@ -91,11 +91,17 @@ class TensorFlowWorkers(Workers):
         with tf.device(self._device):
             return tf.convert_to_tensor(value)
 
-    def sum(self, tensors: Sequence[Any], wire: str | None = None) -> list[Any]:
+    def sum(
+        self,
+        tensors: Sequence[Any],
+        wire: str | None = None,
+        *,
+        what: str = "a sum",
+    ) -> list[Any]:
         """Sums tensors; large ones of float32 travel as the dtype `wire`."""
         everyone = None
         if tf.executing_eagerly() and tensors:
-            everyone = self._everyones("a sum", tensors)
+            everyone = self._everyones(what, tensors)
         if everyone is None:
             return self.sum_alike(tensors, wire)
         return self._totals(everyone)

@@ -179,14 +179,14 @@ class TorchWorkers(Workers):
             return list(tensors)
         return [each.cuda() if each.is_cpu else each for each in tensors]
 
-    def sum(self, tensors: Sequence[Any]) -> list[Any]:
+    def sum(self, tensors: Sequence[Any], *, what: str = "a sum") -> list[Any]:
         if self.is_small(sum(tensor.nbytes for tensor in tensors)):
-            return super().sum(tensors)
+            return super().sum(tensors, what=what)
         layout = ", ".join(str(Like.of(tensor)) for tensor in tensors)
         tensors = self._sendable(tensors)
         groups = packs([tensor.dtype for tensor in tensors])
         flats = [_flat([tensors[index] for index in own]) for own in groups]
-        call = self.call("a sum", layout)
+        call = self.call(what, layout)
         self.sum_expected(Sum(call, "", (), part_of(flats[0])), flats[0])
         for flat in flats[1:]:
             self.start_sum(flat)()

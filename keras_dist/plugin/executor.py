@@ -214,7 +214,8 @@ class Executor(ABC):
             )
             for each in values
         ]
-        totals = self.workers.sum(own)
+        what = "a mean" if op is ReduceOp.MEAN else "a sum"
+        totals = self.workers.sum(own, what=what)
         if op is ReduceOp.MEAN:
             count = self.plan.num_replicas
             totals = [ops.true_divide(total, count) for total in totals]

@@ -197,11 +197,14 @@ class Workers(ABC):
         """Returns an array of NumPy as a tensor on the primary device."""
         return ops.convert_to_tensor(value)
 
-    def sum(self, tensors: Sequence[Any]) -> list[Any]:
-        """Sums each tensor over the workers, in few collectives."""
+    def sum(self, tensors: Sequence[Any], *, what: str = "a sum") -> list[Any]:
+        """Sums each tensor over the workers, in few collectives.
+
+        `what` says what the sum is for, which workers compare.
+        """
         if not tensors:
             return []
-        everyone = self._everyones("a sum", tensors)
+        everyone = self._everyones(what, tensors)
         if everyone is None:
             return self.sum_alike(tensors)
         return self._totals(everyone)
@@ -449,7 +452,8 @@ class Workers(ABC):
         if op is ReduceOp.SUM:
             return self.sum([value])[0]
         if op is ReduceOp.MEAN:
-            return ops.true_divide(self.sum([value])[0], num_replicas)
+            (total,) = self.sum([value], what="a mean")
+            return ops.true_divide(total, num_replicas)
         return combine(op, [each[0] for each in self.gather([value])])
 
 

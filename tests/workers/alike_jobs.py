@@ -47,7 +47,8 @@ def mismatches():
     for name, case in cases.items():
         error = attempted(case)
         # A worker that calls nothing is found apart by the next call.
-        found[name] = error or attempted(reduce, floats)
+        is_error = isinstance(error, str)
+        found[name] = error if is_error else attempted(reduce, floats)
         total = keras.ops.convert_to_numpy(reduce(floats))
         assert total.tolist() == [len(strategy.plan.cluster.addresses)] * 2
     return found
@@ -86,7 +87,8 @@ def fingerprints():
 
     def layer():
         with strategy.scope():
-            return fit(model_of("relu" if is_last else "tanh"))
+            model = model_of("relu" if is_last else "tanh")
+        return fit(model)
 
     def frozen():
         with strategy.scope():
@@ -95,9 +97,11 @@ def fingerprints():
         return fit(model)
 
     def floatx():
+        with strategy.scope():
+            model = model_of()
         keras.config.set_floatx("float64" if is_last else "float32")
         try:
-            return fit(model_of())
+            return fit(model)
         finally:
             keras.config.set_floatx("float32")
 
