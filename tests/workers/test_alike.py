@@ -77,17 +77,17 @@ def test_fit_begins_with_the_chiefs_values():
     assert first == second
 
 
-@pytest.mark.parametrize("name", jobs.WAYS)
-def test_the_chief_saves_and_the_others_wait(name, tmp_path_factory):
-    chief, other = saved(tmp_path_factory)
-    end = name == "weights"
-    assert chief[name] == [not end, end] * 2
-    assert other[name] == [False, False, not end, end]
-
-
-@functools.cache
+@pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("saves"))
     return clusters.run(
         jobs.saves, (folder,), workers=2, devices=1, timeout=300
     )
+
+
+@pytest.mark.parametrize("name", jobs.WAYS)
+def test_the_chief_saves_and_the_others_wait(name, saved):
+    chief, other = saved
+    end = name == "weights"
+    assert chief[name] == [not end, end] * 2
+    assert other[name] == [False, False, not end, end]
