@@ -83,7 +83,7 @@ def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
     """Saves a model on the chief; other workers wait for that."""
     workers: Workers = strategy_of(model).executor.workers
     is_chief = workers.cluster.is_chief
-    with saving(), writing():
+    with saving(), writing(), _in_fit(workers):
         if is_chief_only() or workers.meetings is None:
             with readable_by_chief(model):
                 if is_chief:
@@ -130,9 +130,23 @@ def _heard(workers: Workers, turn: str) -> np.ndarray:
     return chiefs.reshape(-1, 2)
 
 
+@contextlib.contextmanager
+def _in_fit(workers: Workers) -> Iterator[None]:
+    """In `fit`, a callback on the chief may have a stand-in on the others.
+
+    So where the user's code saves is not the same."""
+    before = workers.in_step
+    workers.in_step = before or ("a callback of `fit`" * workers.is_open)
+    try:
+        yield
+    finally:
+        workers.in_step = before
+
+
 def _turn(workers: Workers) -> str:
     """Returns the name of a save, the same on all workers that come to it."""
-    return f"{zlib.crc32(place().encode()):x}-{workers.recorder.count()}"
+    where = workers.in_step or place()
+    return f"{zlib.crc32(where.encode()):x}-{workers.recorder.count()}"
 
 
 def _write(original: Any, args: Any, kwargs: Any) -> None:
