@@ -24,7 +24,9 @@ class TargetWorkers(JaxWorkers):
     def sum(self, tensors: Sequence[Any], *, what: str = "a sum") -> list[Any]:
         return [tensor * self.cluster.num_workers for tensor in tensors]
 
-    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+    def gather(
+        self, tensors: Sequence[Any], *, what: str = "a gather"
+    ) -> list[list[Any]]:
         return [list(tensors) for _ in range(self.cluster.num_workers)]
 
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:

@@ -139,9 +139,11 @@ class TensorFlowWorkers(Workers):
             for part, tensor in zip(parts, tensors, strict=True)
         ]
 
-    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+    def gather(
+        self, tensors: Sequence[Any], *, what: str = "a gather"
+    ) -> list[list[Any]]:
         if tf.executing_eagerly():
-            return super().gather(tensors)
+            return super().gather(tensors, what=what)
         return self.gather_alike(tensors)
 
     def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:

@@ -56,7 +56,9 @@ class SimulatedWorkers(TorchWorkers):
         self.collectives.add("all-reduce", flat.nbytes)
         return lambda: None
 
-    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
+    def gather(
+        self, tensors: Sequence[Any], *, what: str = "a gather"
+    ) -> list[list[Any]]:
         count = self.cluster.num_workers
         num_bytes = sum(tensor.nbytes for tensor in tensors)
         self.collectives.add("all-gather", count * num_bytes)

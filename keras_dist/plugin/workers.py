@@ -213,9 +213,14 @@ class Workers(ABC):
         columns = zip(*everyone, strict=True)
         return [self.here(_total(column)) for column in columns]
 
-    def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        """Returns every worker's tensors, of the same shapes, in order."""
-        everyone = self._everyones("a gather", tensors)
+    def gather(
+        self, tensors: Sequence[Any], *, what: str = "a gather"
+    ) -> list[list[Any]]:
+        """Returns every worker's tensors, of the same shapes, in order.
+
+        `what` says what they are for, which workers compare.
+        """
+        everyone = self._everyones(what, tensors)
         if everyone is None:
             return self.gather_alike(tensors)
         return [[self.here(value) for value in own] for own in everyone]
@@ -454,7 +459,8 @@ class Workers(ABC):
         if op is ReduceOp.MEAN:
             (total,) = self.sum([value], what="a mean")
             return ops.true_divide(total, num_replicas)
-        return combine(op, [each[0] for each in self.gather([value])])
+        everyone = self.gather([value], what=f"a reduction by {op.name}")
+        return combine(op, [each[0] for each in everyone])
 
 
 def _total(values: Sequence[np.ndarray]) -> np.ndarray:

@@ -41,6 +41,9 @@ def mismatches():
         "reductions": lambda: strategy.reduce(
             "MEAN" if index else "SUM", floats, axis=None
         ),
+        "other reductions": lambda: strategy.reduce(
+            "MAX" if index else "MIN", floats, axis=None
+        ),
         "lines": lambda: reduce(floats) if index else gather(floats, floats),
     }
     found = {}

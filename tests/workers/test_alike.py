@@ -24,7 +24,7 @@ def launched(job, workers=2):
     [
         *("reduce on the chief", "a large reduce on the chief", "dtypes"),
         *("ranks", "columns", "shapes", "large shapes", "lines"),
-        *("a large and a small one", "reductions"),
+        *("a large and a small one", "reductions", "other reductions"),
     ],
 )
 def test_exchanges_that_differ_are_told_with_their_lines(name, workers):
