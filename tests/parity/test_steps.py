@@ -306,10 +306,10 @@ def test_a_built_model_is_prepared_once_in_train_on_batch(monkeypatch):
     prepared = []
     original = Binding._prepare
 
-    def prepare(binding):
-        prepared.append(binding.model)
-        original(binding)
+    def prepare(binding, is_new):
+        prepared.append((binding.model, is_new))
+        original(binding, is_new)
 
     monkeypatch.setattr(Binding, "_prepare", prepare)
     model.train_on_batch(x, y)
-    assert prepared == [model]
+    assert prepared == [(model, False)]

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 
 SECONDS_BETWEEN_LOOKS = 0.02
 SECONDS_TO_END = 20
@@ -140,8 +141,8 @@ def serve(folder):
         fn, args = job
         try:
             result = (False, fn(*args))
-        except Exception as error:  # it is raised where the job was given
-            result = (True, f"{type(error).__name__}: {error}")
+        except Exception:  # it is raised where the job was given
+            result = (True, traceback.format_exc())
         _write(path.with_name(f"{number}.{worker}"), result)
         keras.utils.clear_session()
         if keras.backend.backend() == "jax":

@@ -18,13 +18,14 @@ from workers import jobs
 
 def strategy_of(what):
     """A strategy of all workers; with large variables however small."""
+    if what == "mirrored":
+        return keras_dist.MultiWorkerMirroredStrategy()
     if keras.backend.backend() == "jax":
         from keras_dist_jax import shards as parts
     else:
         from keras_dist_torch import parts
     parts.LEAST_ELEMENTS = 1
-    sharded = {} if what == "mirrored" else {what: "sharded"}
-    return keras_dist.MultiWorkerMirroredStrategy(**sharded)
+    return keras_dist.MultiWorkerMirroredStrategy(**{what: "sharded"})
 
 
 def compiled(strategy, rate=0.01):

@@ -409,7 +409,7 @@ def _counts_by_rows(strategy, metrics):
     model.train_on_batch(x, y)
     (step,) = [
         cell.cell_contents.__wrapped__
-        for cell in model.train_function.__closure__
+        for cell in model.train_function.__wrapped__.__closure__
         if "one_step_on_data" in str(cell.cell_contents)
     ]
 
