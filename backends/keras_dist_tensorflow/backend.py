@@ -16,7 +16,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.workers import leave_at_exit
+from keras_dist.plugin.membership import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist_tensorflow import runtime_internals

@@ -21,13 +21,13 @@ from keras_dist.errors import VirtualDevicesError
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.membership import leave_at_exit
 from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.powers import Writing
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
-from keras_dist.plugin.workers import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.gradients import current

@@ -26,7 +26,7 @@ from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.private_names import private
 from keras_dist.plugin.front_end import bound
-from keras_dist.plugin.workers import is_alone_on_purpose
+from keras_dist.plugin.membership import is_alone_on_purpose
 
 TorchModuleWrapper = private("keras.src.utils.torch_utils.TorchModuleWrapper")
 ParallelOptimizer = private(

@@ -23,8 +23,8 @@ from keras_dist.environment.machine import VISIBLE
 from keras_dist.environment.machine import gpus
 from keras_dist.errors import DeviceError
 from keras_dist.launch.function import launch
+from keras_dist.plugin.membership import alone_on_purpose
 from keras_dist.plugin.workers import Workers
-from keras_dist.plugin.workers import alone_on_purpose
 from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )

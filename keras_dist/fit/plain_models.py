@@ -27,9 +27,9 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import bound
-from keras_dist.plugin.workers import has_joined
-from keras_dist.plugin.workers import is_alone_on_purpose
-from keras_dist.plugin.workers import is_independent
+from keras_dist.plugin.membership import has_joined
+from keras_dist.plugin.membership import is_alone_on_purpose
+from keras_dist.plugin.membership import is_independent
 
 _ATTRIBUTE = "_keras_dist_origin"
 # Models that have warned already.

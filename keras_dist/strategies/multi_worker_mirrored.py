@@ -17,13 +17,13 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.variable_layouts import VariableLayouts
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.membership import note_joined
+from keras_dist.plugin.membership import watch_exceptions
 from keras_dist.plugin.powers import check_optimizer_state
 from keras_dist.plugin.powers import check_variables
 from keras_dist.plugin.randomness import code_of
 from keras_dist.plugin.randomness import share_random_state
 from keras_dist.plugin.workers import Workers
-from keras_dist.plugin.workers import note_joined
-from keras_dist.plugin.workers import watch_exceptions
 from keras_dist.strategies.logical_devices import check_count
 from keras_dist.strategies.logical_devices import divide_devices
 from keras_dist.strategies.logical_devices import layouts_for

@@ -19,9 +19,9 @@ from keras_dist.fit.draws import equal_draws
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.membership import alone_on_purpose
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.plugin.workers import Workers
-from keras_dist.plugin.workers import alone_on_purpose
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.verification import compare
 from keras_dist.verification.batches import Batch

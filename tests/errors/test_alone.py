@@ -9,8 +9,8 @@ import pytest
 
 import keras_dist
 from keras_dist.fit import plain_models
-from keras_dist.plugin import workers
-from keras_dist.plugin.workers import alone_on_purpose
+from keras_dist.plugin import membership
+from keras_dist.plugin.membership import alone_on_purpose
 
 X = np.ones((4, 2), "float32")
 STRATEGIES = {
@@ -90,9 +90,9 @@ def test_one_that_is_alone_on_purpose(monkeypatch):
 
 def test_one_device_is_deliberate_in_who_has_joined(monkeypatch, tmp_path):
     two_addresses(monkeypatch)
-    monkeypatch.setattr(workers, "_joined", set())
+    monkeypatch.setattr(membership, "_joined", set())
     monkeypatch.setenv("KERAS_DIST_JOINED_FILE", str(tmp_path / "joined"))
-    workers.note_joined()
+    membership.note_joined()
     assert (tmp_path / "joined").exists()
     fit(made("OneDeviceStrategy"))
     with pytest.raises(keras_dist.StrategyMismatchError, match="made outside"):
@@ -100,10 +100,10 @@ def test_one_device_is_deliberate_in_who_has_joined(monkeypatch, tmp_path):
 
 
 def test_a_launcher_that_can_not_be_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "_joined", set())
+    monkeypatch.setattr(membership, "_joined", set())
     monkeypatch.setenv("KERAS_DIST_JOINED_FILE", str(tmp_path / "no" / "file"))
     with pytest.warns(UserWarning, match="--independent"):
-        workers.note_joined()
+        membership.note_joined()
 
 
 LAUNCHERS = {

@@ -13,7 +13,7 @@ import torch
 
 import keras_dist
 from keras_dist.core.plan import Cluster
-from keras_dist.plugin.workers import alone_on_purpose
+from keras_dist.plugin.membership import alone_on_purpose
 from keras_dist_torch import workers
 from keras_dist_torch.buckets import Numbers
 from workers import count_jobs
