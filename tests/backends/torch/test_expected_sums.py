@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from keras_dist_torch.sums import ExpectedSums
-from keras_dist_torch.sums import Sum
 
 from keras_dist.plugin.recorder import Call
+from keras_dist_torch.sums import ExpectedSums
+from keras_dist_torch.sums import Sum
 
 STEP, END = Call("a step", "a step"), Call("an end", "an end")
 GRADIENTS = Sum(STEP, "by size", ((4, torch.float32),), (3, torch.float32))
