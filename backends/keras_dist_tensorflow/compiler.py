@@ -133,29 +133,14 @@ class TensorFlowCompiler(Compiler):
             )
             kept[kind] = traced
         check_arguments(function, args, kwargs)
-        explaining: contextlib.AbstractContextManager[None] = (
+        recorded: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext()
             if self.workers is None
-            else self.workers.explaining()
+            else _recorded(self.workers, function.name, traced)
         )
         # Without the scope, results are copied to the default device.
-        with explaining, self.scope(), self._recorded(function.name, traced):
+        with recorded, self.scope():
             return traced(args, kwargs)
-
-    @contextlib.contextmanager
-    def _recorded(self, name: str, traced: Traced) -> Iterator[None]:
-        """Records a call of a function in which workers meet."""
-        if self.workers is None or self._num_replicas is None:
-            yield
-            return
-        call = Call(f"function `{name}`", f"function `{name}`")
-        knows, before = traced.meets, self.workers.num_traced
-        if knows:
-            self.workers.recorder.note(call)
-        yield
-        traced.meets = knows or self.workers.num_traced > before
-        if traced.meets and not knows:  # the first call
-            self.workers.recorder.note(call)
 
     def _jit_compile(self, function: CompiledFunction) -> bool | None:
         if not function.jit_compile or self._num_replicas is None:
@@ -168,6 +153,22 @@ class TensorFlowCompiler(Compiler):
             stacklevel=5,
         )
         return None
+
+
+@contextlib.contextmanager
+def _recorded(
+    workers: TensorFlowWorkers, name: str, traced: Traced
+) -> Iterator[None]:
+    """Records a call of a function in which workers meet."""
+    call = Call(f"function `{name}`", f"function `{name}`")
+    knows, before = traced.meets, workers.num_traced
+    if knows:
+        workers.recorder.note(call)
+    with workers.explaining():
+        yield
+    traced.meets = knows or workers.num_traced > before
+    if traced.meets and not knows:  # the first call
+        workers.recorder.note(call)
 
 
 def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
