@@ -337,5 +337,6 @@ _Lost = dict[int | None, _Reason]
 
 def _end(status: int) -> None:
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     os._exit(status)

@@ -94,7 +94,7 @@ def recorded(
 
                 @functools.wraps(function)
                 def noted(*args: Any) -> Any:
-                    entry = recorder.note(call)
+                    entry = recorder.note(call, is_sure=False)
                     try:
                         return function(*args)
                     except (StopIteration, tf.errors.OutOfRangeError):

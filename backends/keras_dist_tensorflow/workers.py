@@ -84,6 +84,10 @@ class TensorFlowWorkers(Workers):
         swapped: np.ndarray = found.view(np.uint8)[:, : own.size]
         return swapped
 
+    @property
+    def is_tracing(self) -> bool:
+        return not tf.executing_eagerly()
+
     def on_host(self, tensor: Any) -> np.ndarray:
         return np.asarray(tf.convert_to_tensor(tensor).numpy())
 

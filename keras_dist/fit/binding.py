@@ -32,6 +32,7 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.front_end import BOUND
+from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.adoption import adopt
 from keras_dist.replica.adoption import check_owner
@@ -218,6 +219,7 @@ class Binding:
     def _entry_point(self, name: str) -> Callable[..., Any]:
         each_batch = name.endswith("_on_batch")
 
+        @of_its_own("`fit` or a relative")
         def entry_point(*args: Any, **kwargs: Any) -> Any:
             model = self.model
             if current_call() is not None:
@@ -290,10 +292,10 @@ class Binding:
                     self._claimed_for = optimizer
                 self._prepare(is_new)
                 if executor.workers is not None and not each_batch:
-                    together.take_chiefs_values(
-                        keras_saveables.all_variables(model), executor.workers
-                    )
-                    executor.workers.assigned.clear()
+                    variables = keras_saveables.all_variables(model)
+                    together.take_chiefs_values(variables, executor.workers)
+                    for variable in variables:
+                        executor.workers.assigned.pop(id(variable), None)
                 with drift.in_run(executor.workers):
                     yield
         except BaseException as error:

@@ -23,6 +23,7 @@ from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import own_memory
+from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.strategy_core import StrategyBase
 
@@ -214,6 +215,7 @@ class AgreedFeed(Feed):
                 yield from own
                 return
 
+    @of_its_own("the next batch")
     def _tell(self, state: _State) -> list[_State]:
         """Returns the states of all workers; raises if another one failed."""
         states = [

@@ -176,8 +176,9 @@ def set_name_counts(counts: dict[str, int]) -> None:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
-    """Returns the arguments of a model's `compile`; `None` for its own one."""
-    if type(model).compile is not keras.Model.compile:
+    """Returns the arguments of a model's `compile`, `None` without any, and
+    for one of its own."""
+    if not model.compiled or type(model).compile is not keras.Model.compile:
         return None
     return dict(model._compile_config.config)
 

@@ -44,8 +44,10 @@ class Pulse:
 
     def close(self) -> None:
         """Ends the process that answers."""
+        # Children of this process may keep the input open.
+        self._process.kill()
         with self._process:
-            pass  # it ends when its input is closed
+            pass
 
 
 def has_pulse(host: str, port: int) -> bool:

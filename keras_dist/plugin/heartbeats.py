@@ -154,7 +154,10 @@ class SignsOfLife(ABC):
 
     def _runs(self, index: int) -> bool:
         """Tells whether a silent worker runs, which is a sign of life."""
-        if index not in self._pulses or not has_pulse(*self._pulses[index]):
+        runs = index in self._pulses and has_pulse(*self._pulses[index])
+        # The wait for an answer is no suspension of this process.
+        self._woke = time.monotonic()
+        if not runs:
             return False
         self._seen[index] = time.monotonic()
         return True

@@ -3,11 +3,17 @@
 import os
 import sys
 import threading
+import time
 import zlib
+from collections import Counter
 from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence
+from types import CodeType
 from types import FrameType
+from typing import Any
 from typing import NamedTuple
+from typing import TypeVar
 
 from keras_dist.errors import ReplicaDivergenceError
 
@@ -15,6 +21,9 @@ from keras_dist.errors import ReplicaDivergenceError
 _KEPT = 32
 # Hexadecimal digits of a code.
 _DIGITS = 8
+# Seconds after which a call counts that may come to nothing.
+_UNSURE = 10.0
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Call(NamedTuple):
@@ -47,16 +56,22 @@ class FlightRecorder:
         self._round = 0
         self._entries: deque[Record] = deque(maxlen=_KEPT)
         self._entries.append(_START)
-        # How often `count` was asked since a call.
-        self._asked = _START, 0
+        # A call that may be taken back, and when it was made.
+        self._unsure = _START, 0.0
+        # How often `count` was asked for places since a call.
+        self._asked: tuple[Record, Counter[str]] = _START, Counter()
 
-    def note(self, call: Call) -> Record:
-        """Records a call that this worker makes now."""
+    def note(self, call: Call, is_sure: bool = True) -> Record:
+        """Records a call that this worker makes now.
+
+        One that is not sure may be taken back soon."""
         with self._lock:
             number, before, _ = self._entries[-1]
             code = zlib.crc32(call.key.encode(), before)
             entry = Record(number + 1, code, call.text)
             self._entries.append(entry)
+            if not is_sure:
+                self._unsure = entry, time.monotonic()
             return entry
 
     def take_back(self, entry: Record) -> None:
@@ -77,20 +92,28 @@ class FlightRecorder:
         """The words of the last call."""
         return self._entries[-1].text
 
-    def count(self) -> str:
+    def count(self, place: str) -> str:
         """Returns how many calls there were, and how often this was asked
-        since the last one."""
+        for a place since the last one."""
         with self._lock:
             last = self._entries[-1]
             if self._asked[0] is not last:
-                self._asked = last, 0
-            self._asked = last, self._asked[1] + 1
-            return f"{self._round}-{last.number}-{self._asked[1]}"
+                self._asked = last, Counter()
+            asked = self._asked[1]
+            asked[place] += 1
+            return f"{self._round}-{last.number}-{asked[place]}"
+
+    def _sure(self) -> list[Record]:
+        """Returns the calls that count."""
+        entry, since = self._unsure
+        entries = [*self._entries]
+        is_new = time.monotonic() - since < _UNSURE
+        return entries[:-1] if entries[-1] is entry and is_new else entries
 
     def told(self) -> str:
         """Returns the last calls for the other workers, in one line."""
         with self._lock:
-            entries, number = [*self._entries], self._round
+            entries, number = self._sure(), self._round
         codes = "".join(f"{entry.code:0{_DIGITS}x}" for entry in entries)
         last = entries[-1]
         text = last.text.replace("\n", " ")[:200]
@@ -111,7 +134,7 @@ class FlightRecorder:
         with self._lock:
             if int(words[0]) != self._round:
                 return None
-            for entry in self._entries:
+            for entry in self._sure():
                 place = entry.number - first
                 if entry.number > number or place < 0:
                     continue
@@ -161,14 +184,50 @@ def apart(
 
 def place() -> str:
     """Returns where the user's code is: file, line and function."""
+    return where()[1]
+
+
+def where() -> tuple[str, str]:
+    """Returns a place that all workers share, and that of the user's code.
+
+    They are one, unless a function `of_its_own`, or a callback of Keras, is
+    between the user's code and the call."""
     frame: FrameType | None = sys._getframe(1)
+    own = ""
     while frame is not None:
         if _is_users(frame):
             code = frame.f_code
             name = os.path.basename(code.co_filename)
-            return f"{name}:{frame.f_lineno}, in {code.co_name}"
+            found = f"{name}:{frame.f_lineno}, in {code.co_name}"
+            return own or found, found
+        own = own or _own_place(frame)
         frame = frame.f_back
-    return ""
+    return own, own
+
+
+def of_its_own(place: str) -> Callable[[_Function], _Function]:
+    """Decorates a function that exchanges wherever the user calls it.
+
+    Workers may call it in different lines, such as `fit` with a callback on the
+    chief and without it on the others."""
+
+    def decorate(fn: _Function) -> _Function:
+        _OWN[fn.__code__] = place
+        return fn
+
+    return decorate
+
+
+# The places of functions that are of their own.
+_OWN: dict[CodeType, str] = {}
+
+
+def _own_place(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    # A callback on the chief may have a stand-in on the others.
+    if name.startswith("keras.") and ".callbacks" in name:
+        return "a callback of Keras"
+    return _OWN.get(frame.f_code, "")
 
 
 # Packages of which no frame is the user's code.

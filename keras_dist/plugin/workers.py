@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_dist.core import context
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.reduction import ReduceOp
@@ -31,7 +32,7 @@ from keras_dist.plugin.meetings import could_not
 from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist.plugin.recorder import apart
-from keras_dist.plugin.recorder import place
+from keras_dist.plugin.recorder import where
 
 # Characters of a layout in errors.
 _LONG = 60
@@ -110,7 +111,7 @@ class Workers(ABC):
     Results are on the primary device.
     """
 
-    # `None` on backends that keep each variable whole.
+    # `None` where workers are only simulated.
     meetings: Meetings | None = None
     # False where tensors are only described, as in a simulation.
     have_values = True
@@ -350,6 +351,11 @@ class Workers(ABC):
         """Returns whether `run` or `fit` is under way."""
         return self._num_open > 0
 
+    @property
+    def is_tracing(self) -> bool:
+        """Returns whether this thread makes a program, without values."""
+        return context.inlines()
+
     def note_assigned(self, variable: keras.Variable) -> None:
         """Notes an assignment, for workers to compare at the next `run`."""
         if not self._num_open:
@@ -361,11 +367,11 @@ class Workers(ABC):
 
     def call(self, what: str, layout: str) -> Call:
         """Returns a call of the user's code for values of a layout."""
-        where = self.in_step or place()
+        key, text = (self.in_step,) * 2 if self.in_step else where()
         if not layout:
-            return Call(f"{what}, {where}", f"{what}, {where}")
+            return Call(f"{what}, {key}", f"{what}, {text}")
         short = layout if len(layout) <= _LONG else f"{layout[:_LONG]}..."
-        return Call(f"{what} ({layout}), {where}", f"{what} ({short}), {where}")
+        return Call(f"{what} ({layout}), {key}", f"{what} ({short}), {text}")
 
     def step(self, what: str) -> "_Step":
         """Returns the context of a step of `fit`, which is recorded.

@@ -150,3 +150,17 @@ def test_a_silent_worker_that_runs_is_not_lost(runs):
     first.stop("ended", patience=0)
     if runs:
         other.close()
+
+
+def test_the_wait_for_a_pulse_is_no_suspension(monkeypatch):
+    """Else a worker without an answer would never count as lost."""
+    beats = beats_of(0, OneOfTwoLives(), num_workers=3)
+    clock = iter(float(second) for second in range(0, 1000, 100))
+    monkeypatch.setattr(heartbeats.time, "monotonic", lambda: next(clock))
+    beats._pulses = {2: ("127.0.0.1", 1)}
+    monkeypatch.setattr(
+        heartbeats, "has_pulse", lambda *_: bool(heartbeats.time.monotonic())
+    )
+    beats._woke = beats._granted = 0.0
+    assert not beats._runs(2)
+    assert beats._woke == 100.0

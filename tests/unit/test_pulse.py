@@ -75,3 +75,13 @@ def test_closing_leaves_no_process():
     own.close()
     assert not has_pulse(*address)
     assert not is_there(process)
+
+
+def test_closing_does_not_wait_for_children_of_the_process():
+    own = Pulse(listen("127.0.0.1:0"))
+    kept = os.dup(own._process.stdin.fileno())  # as a forked child has
+    try:
+        own.close()
+    finally:
+        os.close(kept)
+    assert not is_there(own._process.pid)

@@ -159,8 +159,65 @@ def drifts():
             lambda: model.fit(x, y, epochs=2, callbacks=[callback], **fit)
         ),
     }
+
+    def not_a_number(epoch, logs):
+        if index:
+            model.layers[0].kernel.assign(np.full((3, 4), np.nan))
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=not_a_number)
+    found["no number"] = attempted(
+        lambda: model.fit(x, y, epochs=2, callbacks=[callback], **fit)
+    )
+    model.set_weights(weights)
     found["fit"] = model.fit(x, y, **fit).history["loss"]
     return found
+
+
+class OwnSettings(keras.layers.Layer):
+    """A layer with attributes that its computation doesn't read."""
+
+    def __init__(self):
+        super().__init__()
+        index = int(os.environ["KERAS_DIST_WORKER_INDEX"])
+        self.folder = f"logs/{index}"
+        self.started = float(index)
+        self.scale = 2.0
+
+    def call(self, x):
+        return self.scale * x
+
+
+def alike(folder):
+    """What a model learns where workers differ in what doesn't count."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    index = strategy.plan.cluster.index
+    x, y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((3,)),
+                OwnSettings(),
+                keras.layers.Dense(4, activation=lambda x: 2.0 * x),
+                keras.layers.Dense(1),
+            ]
+        )
+    shape = model.predict(x, verbose=0).shape  # before `compile`
+    model.compile("sgd", "mse")
+    callbacks = [keras_dist.on_chief(keras.callbacks.TerminateOnNaN())]
+    if index:
+        model.fit(x, y, verbose=0, callbacks=callbacks)
+    else:
+        path = os.path.join(folder, "log.csv")
+        log = keras.callbacks.CSVLogger(path)
+        model.fit(x, y, verbose=0, callbacks=[*callbacks, log])
+    model.set_weights([each + 0.5 for each in model.get_weights()])
+
+    @keras_dist.function
+    def run():
+        part = strategy.run(lambda: keras.ops.sum(model(x)))
+        return strategy.reduce("SUM", part, axis=None)
+
+    return shape, float(run()), model.get_weights()
 
 
 WAYS = {
@@ -184,6 +241,8 @@ def saves(folder):
         )
         model.compile("sgd", "mse")
     found = {}
+    if not index:  # it waits for nobody
+        model.save(os.path.join(folder, "alone.keras"))
     for name, way in WAYS.items():
         own = os.path.join(folder, f"{name}-{index}.keras")
         chiefs = os.path.join(folder, f"{name}-0.keras")
@@ -194,6 +253,4 @@ def saves(folder):
             for end in (".keras", ".weights.h5")
         ]
         found[name] = [os.path.exists(path) for path in ended]
-    if not index:  # it waits for nobody
-        model.save(os.path.join(folder, "alone.keras"))
     return found

@@ -72,6 +72,24 @@ def test_variables_that_part_are_found_at_the_end_of_an_epoch():
         assert "kernel' by 0.5 on worker 1" in found["epoch"]
 
 
+def test_what_is_no_number_on_one_worker_is_apart():
+    for found in launched("drifts"):
+        assert "kernel' by inf on worker 1" in found["no number"]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_workers_may_differ_in_what_does_not_count(workers, tmp_path):
+    found = clusters.run(
+        jobs.alike, (str(tmp_path),), workers=workers, devices=1, timeout=300
+    )
+    shape, total, weights = found[0]
+    assert shape == (8, 1)
+    for _, other, others in found[1:]:
+        assert other == total
+        for own, expected in zip(others, weights, strict=True):
+            np.testing.assert_array_equal(own, expected)
+
+
 def test_fit_begins_with_the_chiefs_values():
     first, second = (found["fit"] for found in launched("drifts"))
     assert first == second

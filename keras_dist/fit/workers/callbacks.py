@@ -34,7 +34,7 @@ _CHANGERS = (
     keras.callbacks.SwapEMAWeights,
 )
 # Those of Keras' that change the model, which all workers need.
-CHANGING = (*_CHANGERS, *_TALKERS, keras.callbacks.TerminateOnNaN)
+_CHANGING = (*_CHANGERS, *_TALKERS, keras.callbacks.TerminateOnNaN)
 # Writers of other packages, known by name: the packages are not imported.
 _WRITERS_ELSEWHERE = {
     "wandb": ("WandbMetricsLogger", "WandbModelCheckpoint"),
@@ -178,6 +178,11 @@ def _guarded(
 def _is_default(method: Callable[..., Any]) -> bool:
     function = getattr(method, "__func__", None)
     return function in vars(keras.callbacks.Callback).values()
+
+
+def is_everyones(callback: Any) -> bool:
+    """Tells whether all workers need a callback, since it changes the model."""
+    return isinstance(callback, _CHANGING) and not _is_on_chief(callback)
 
 
 def _is_on_chief(callback: Any) -> bool:

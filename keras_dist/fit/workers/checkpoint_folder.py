@@ -82,9 +82,17 @@ class CheckpointFolder:
         Only the chief calls it."""
         older = _parts_of(self._text())
         name = os.path.basename(parts).removeprefix(UNFINISHED)
-        os.rename(parts, os.path.join(self.path, name))
-        with written_beside(self._index) as beside, open(beside, "w") as file:
-            json.dump({**index, _PARTS: name}, file, indent=1)
+        whole = os.path.join(self.path, name)
+        os.rename(parts, whole)
+        try:
+            with (
+                written_beside(self._index) as beside,
+                open(beside, "w") as file,
+            ):
+                json.dump({**index, _PARTS: name}, file, indent=1)
+        except BaseException:
+            os.rename(whole, parts)
+            raise
         self._remove(older)
 
     def read(

@@ -29,7 +29,9 @@ from keras_dist.plugin.chief_only import saving
 from keras_dist.plugin.meetings import BEGUN
 from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.meetings import could_not
+from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.recorder import place
+from keras_dist.plugin.recorder import where
 from keras_dist.plugin.workers import Workers
 
 # Methods of a model that save it.
@@ -82,23 +84,36 @@ def _hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
 def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
     """Saves a model on the chief; other workers wait for that."""
     workers: Workers = strategy_of(model).executor.workers
-    is_chief = workers.cluster.is_chief
-    with saving(), writing(), _in_fit(workers):
+    with saving(), writing():
         if is_chief_only() or workers.meetings is None:
-            with readable_by_chief(model):
-                if is_chief:
-                    _write(original, args, kwargs)
-            return
-        # In the next context, the chief alone has variables in parts.
-        digest, turn = drift.digest_of(model), _turn(workers)
+            turn = ""
+        else:
+            turn = _turn(workers)
+        _save_at(turn, model, original, args, kwargs)
+
+
+@of_its_own("a save")
+def _save_at(
+    turn: str, model: Any, original: Any, args: Any, kwargs: Any
+) -> None:
+    """Saves under a name to which the others listen, if there is one."""
+    workers: Workers = strategy_of(model).executor.workers
+    is_chief, meetings = workers.cluster.is_chief, workers.meetings
+    if not turn or meetings is None:
         with readable_by_chief(model):
             if is_chief:
-                with _told(workers.meetings, turn, digest):
-                    _write(original, args, kwargs)
-                return
-            chiefs = _heard(workers, turn)
-        if chiefs.size:
-            drift.check_digest(model, digest, chiefs)
+                _write(original, args, kwargs)
+        return
+    # In the next context, the chief alone has variables in parts.
+    digest = drift.digest_of(model)
+    with readable_by_chief(model):
+        if is_chief:
+            with _told(meetings, turn, digest):
+                _write(original, args, kwargs)
+            return
+        chiefs = _heard(workers, turn)
+    if chiefs.size:
+        drift.check_digest(model, digest, chiefs)
 
 
 @contextlib.contextmanager
@@ -130,23 +145,10 @@ def _heard(workers: Workers, turn: str) -> np.ndarray:
     return chiefs.reshape(-1, 2)
 
 
-@contextlib.contextmanager
-def _in_fit(workers: Workers) -> Iterator[None]:
-    """In `fit`, a callback on the chief may have a stand-in on the others.
-
-    So where the user's code saves is not the same."""
-    before = workers.in_step
-    workers.in_step = before or ("a callback of `fit`" * workers.is_open)
-    try:
-        yield
-    finally:
-        workers.in_step = before
-
-
 def _turn(workers: Workers) -> str:
     """Returns the name of a save, the same on all workers that come to it."""
-    where = workers.in_step or place()
-    return f"{zlib.crc32(where.encode()):x}-{workers.recorder.count()}"
+    key, _ = where()
+    return f"{zlib.crc32(key.encode()):x}-{workers.recorder.count(key)}"
 
 
 def _write(original: Any, args: Any, kwargs: Any) -> None:

@@ -87,7 +87,8 @@ def check_digest(
 ) -> None:
     """Raises an error if the chief has saved other values than these."""
     if own.shape == chiefs.shape:
-        far = np.abs(own - chiefs) > _TOLERANCE * chiefs[:, 1:]
+        sizes = np.nan_to_num(chiefs[:, 1:], nan=0.0, posinf=0.0)
+        far = _apart_by(own, chiefs) > _TOLERANCE * sizes
         variables = [v for v in _state_of(model) if np.prod(v.shape)]
         found = [
             f"'{variable.path}'"
@@ -112,7 +113,7 @@ def in_run(
     Workers compare variables that were assigned outside since the last one."""
     if workers is None:
         return contextlib.nullcontext()
-    if workers.assigned and not workers.is_open:
+    if workers.assigned and not workers.is_open and not workers.is_tracing:
         variables = comparable(list(workers.assigned.values()))
         workers.assigned.clear()
         if variables and workers.have_values:
@@ -194,13 +195,17 @@ def _distance(value: Any, other: Any) -> float:
         np.asarray(ops.convert_to_numpy(each)).astype("float64")
         for each in (value, other)
     )
-    same = np.array_equal(own, theirs, equal_nan=True)
-    if same or not own.size:
-        return 0.0
-    apart = np.abs(own - theirs).max()
-    largest = np.abs(theirs).max()
-    # A NaN is on one of them only.
+    apart = _apart_by(own, theirs).max(initial=0.0)
+    largest = np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
     return 0.0 if apart <= _TOLERANCE * largest else float(apart)
+
+
+def _apart_by(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Returns distances: infinite where only one is infinite or no number."""
+    same = (own == theirs) | (np.isnan(own) & np.isnan(theirs))
+    with np.errstate(invalid="ignore"):
+        apart = np.nan_to_num(np.abs(own - theirs), nan=np.inf, posinf=np.inf)
+    return np.where(same, 0.0, apart)
 
 
 def _apart(of: str, found: Sequence[str]) -> ReplicaDivergenceError:

@@ -19,9 +19,9 @@ from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
 from keras_dist.fit.workers.callbacks import BACKUP
-from keras_dist.fit.workers.callbacks import CHANGING
 from keras_dist.fit.workers.callbacks import chiefs_guarded
 from keras_dist.fit.workers.callbacks import flat_callbacks
+from keras_dist.fit.workers.callbacks import is_everyones
 from keras_dist.fit.workers.callbacks import quiet_callbacks
 from keras_dist.internals.keras_data import set_initial_epoch
 from keras_dist.internals.overrides import shuffles_noted
@@ -231,7 +231,7 @@ class Entry:
         link: Any = bound(self._model)
         if link.compiled is None:  # before it belonged to a strategy
             link.compiled = fingerprint.of_compile(self._model)
-        changing = [c for c in self._callbacks if isinstance(c, CHANGING)]
+        changing = [c for c in self._callbacks if is_everyones(c)]
         layers = fingerprint.stamp_of(self._model)
         # A large model takes a while, and `predict` may be called often.
         if self._name == "fit" or link.compared != layers:

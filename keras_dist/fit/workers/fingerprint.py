@@ -7,6 +7,7 @@ become the chief's.
 """
 
 import contextlib
+import dis
 import functools
 import hashlib
 import inspect
@@ -39,6 +40,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SETTINGS = (float, str)
 # Methods that a user may replace on the chief alone.
 _SAVES = {"save", "save_weights", "export", "summary"}
+# Methods that say nothing of what the rest of a class reads.
+_MAKES = {"__init__", "get_config", "from_config", *_SAVES}
 # Keys of configurations that say nothing of what is computed: names are
 # numbered, and initial values are the chief's.
 _SKIPPED = {"name", "seed", "shared_object_id", "build_config", "iterations"}
@@ -53,8 +56,10 @@ def of_process(callbacks: Sequence[Any]) -> Fingerprint:
     """Describes versions, Keras' settings, and callbacks by their names."""
     backend = keras.backend.backend()
     return {
+        "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "Keras": keras.__version__,
-        "backend": f"{backend} {version_of(backend)}",
+        # What follows a plus says for which devices it was built.
+        "backend": f"{backend} {str(version_of(backend)).partition('+')[0]}",
         "floatx": keras.config.floatx(),
         "dtype policy": str(keras.config.dtype_policy().name),
         "image data format": keras.config.image_data_format(),
@@ -117,16 +122,49 @@ def _of_object(
 def _config_of(thing: Any, has_settings: bool = True) -> dict[str, Any]:
     """Returns an object's configuration, and settings of a user's class."""
     config = None
-    # The file and line of a `Lambda` are part of its configuration.
-    if not isinstance(thing, keras.layers.Lambda):
+    if _has_lambda(thing):
+        # Its configuration would have the lambda's file and line.
+        config = {
+            name: value
+            for name, value in vars(thing).items()
+            if inspect.isfunction(value)
+            or (isinstance(value, _PLAIN) and not name.startswith("_"))
+        }
+    else:
         # A class of the user's may have none, or a faulty one.
         with contextlib.suppress(Exception):
             # The method of the class: that of a model adds the strategy.
             config = type(thing).get_config(thing)
     config = config if isinstance(config, dict) else {}
     if has_settings and _is_users(type(thing)):
-        config = {**_settings_of(vars(thing)), **config}
+        config = {**_attributes_of(thing), **config}
     return config
+
+
+def _has_lambda(thing: Any) -> bool:
+    is_layer = isinstance(thing, keras.Layer)
+    return any(
+        inspect.isfunction(value) and value.__name__ == "<lambda>"
+        for each in (thing._flatten_layers() if is_layer else [thing])
+        for value in getattr(each, "__dict__", {}).values()
+    )
+
+
+def _attributes_of(thing: Any) -> dict[str, Any]:
+    """Returns the settings that an object's own methods read."""
+    read = {
+        name
+        for base in filter(_is_users, type(thing).__mro__)
+        for method, function in vars(base).items()
+        if method not in _MAKES and inspect.isfunction(function)
+        for code in _codes_in(function.__code__)
+        for name in code.co_names
+    }
+    return {
+        name: value
+        for name, value in _settings_of(getattr(thing, "__dict__", {})).items()
+        if name in read
+    }
 
 
 def _settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +191,8 @@ def compare(own: Fingerprint, codes: Sequence[int], workers: Workers) -> None:
         f"{theirs.get(name, 'nothing')} on worker {other}"
         for name in names[:_MOST_SHOWN]
     ]
+    if not found:
+        return
     more = len(names) - len(found)
     raise ReplicaDivergenceError(
         "Workers are about to compute different things, so their weights "
@@ -167,7 +207,7 @@ def compare(own: Fingerprint, codes: Sequence[int], workers: Workers) -> None:
 def code_of(fingerprint: Fingerprint) -> int:
     """Returns a hash of a fingerprint, below 2**62."""
     digest = hashlib.blake2b(
-        json.dumps(fingerprint).encode(), digest_size=8
+        json.dumps(fingerprint, sort_keys=True).encode(), digest_size=8
     ).digest()
     return int.from_bytes(digest, "little") >> 2
 
@@ -197,7 +237,7 @@ def _text(value: Any, names: Mapping[str, str], depth: int = _DEPTH) -> str:
         kept = [
             f"{inner(k)}: {inner(v)}" for k, v in items if k not in _SKIPPED
         ]
-        return f"{{{', '.join(kept)}}}"
+        return f"{{{', '.join(sorted(kept))}}}"
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(inner, value)))}}}"
     if isinstance(value, (list, tuple)):
@@ -211,8 +251,8 @@ def _text(value: Any, names: Mapping[str, str], depth: int = _DEPTH) -> str:
         return _function_text(value, inner)
     if hasattr(value, "get_config"):
         return f"{_class_text(type(value))}({inner(_config_of(value))})"
-    settings = getattr(value, "__dict__", {}) if _is_users(type(value)) else {}
-    return f"{_class_text(type(value))}({inner(_settings_of(settings))})"
+    settings = _attributes_of(value) if _is_users(type(value)) else {}
+    return f"{_class_text(type(value))}({inner(settings)})"
 
 
 def _function_text(value: Any, inner: Callable[[Any], str]) -> str:
@@ -222,7 +262,7 @@ def _function_text(value: Any, inner: Callable[[Any], str]) -> str:
         return f"{getattr(function, '__module__', '')}.{function.__name__}"
     cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
     known = {
-        **{n: function.__globals__.get(n) for n in sorted(_names_in(code))},
+        **{n: function.__globals__.get(n) for n in sorted(_globals_in(code))},
         **{name: _content(cell) for name, cell in cells},
     }
     # What it calls, and objects that it refers to, are described too.
@@ -245,11 +285,21 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _globals_in(code: types.CodeType) -> set[str]:
+    return {
+        step.argval
+        for each in _codes_in(code)
+        for step in dis.get_instructions(each)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yields the code of a function, and of those inside of it."""
+    yield code
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
-            yield from _names_in(const)
+            yield from _codes_in(const)
 
 
 def _code_text(code: types.CodeType) -> str:
