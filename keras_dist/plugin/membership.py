@@ -1,4 +1,4 @@
-"""How this process belongs to a cluster: it joins, trains alone, or leaves."""
+"""Membership of this process in a cluster, until it leaves."""
 
 import atexit
 import contextlib
