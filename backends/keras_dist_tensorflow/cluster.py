@@ -27,6 +27,7 @@ from keras_dist.errors import WorkerLostError
 from keras_dist.joining.addresses import split
 from keras_dist.joining.answering import answer_roll
 from keras_dist.joining.answering import open_listener
+from keras_dist.plugin.heartbeats import lost_error
 from keras_dist_tensorflow import runtime_internals
 
 # Default seconds that workers wait for one another when they start.
@@ -213,12 +214,7 @@ def explained(
         word in error.message for word in _OF_WORKERS
     ):
         return error
-    return WorkerLostError(
-        f"Worker {cluster.index} can't go on without the others: "
-        f"{_reason(error.message, cluster, timeout)}. See what that worker "
-        "printed, and start all workers again, for instance with `keras-dist "
-        "run --max-restarts`."
-    )
+    return lost_error(cluster, _reason(error.message, cluster, timeout))
 
 
 def _reason(message: str, cluster: Cluster, timeout: float) -> str:

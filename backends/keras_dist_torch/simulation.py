@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -82,9 +81,6 @@ class SimulatedWorkers(TorchWorkers):
         self, numbers: Sequence[Any], what: str = ""
     ) -> list[Any]:
         return [*numbers] * self.cluster.num_workers
-
-    def chief_value(self, value: np.ndarray) -> np.ndarray:
-        return value
 
     def meet(self, what: str, layout: str = "") -> None:
         """There is nobody to wait for."""
@@ -160,11 +156,10 @@ def measured_step(
 
 def _state_of(model: keras.Model) -> dict[str, list[torch.Tensor]]:
     """Returns what this worker has of a model's variables, by group."""
-    metrics = keras_saveables.all_metrics(model)
     optimizers = keras_saveables.all_optimizers(model).values()
     groups = {
         "optimizer": [v for each in optimizers for v in each.variables],
-        "metrics": [v for metric in metrics for v in metric.variables],
+        "metrics": [*keras_saveables.metric_variables(model).values()],
         "trainable": model.trainable_variables,
         "non-trainable": keras_saveables.all_variables(model),
     }

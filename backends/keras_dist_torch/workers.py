@@ -24,6 +24,7 @@ from keras_dist.errors import WorkerLostError
 from keras_dist.joining.addresses import own_host
 from keras_dist.plugin.heartbeats import SILENCE
 from keras_dist.plugin.heartbeats import Heartbeats
+from keras_dist.plugin.heartbeats import lost_error
 from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.workers import NO_BODY
@@ -330,11 +331,7 @@ class TorchWorkers(Workers):
             "every worker is alive, but not all of them took part within "
             f"{self._timeout:g} seconds"
         )
-        return WorkerLostError(
-            f"Worker {self.cluster.index} can't go on without the others: "
-            f"{who}. See what that worker printed, and start all workers "
-            "again, for instance with `keras-dist run --max-restarts`."
-        )
+        return lost_error(self.cluster, who)
 
     def _gather_bytes(
         self, outputs: list[torch.Tensor], packed: torch.Tensor

@@ -165,8 +165,8 @@ def _measure(
     measure.check_losses(losses, others=(ALONE, FIT))
     traffic = _traffic(native, setting, arms)
     # A worker that ran fewer steps would leave the others waiting.
-    own_steps = np.array([measure.steps_in(arms["native"], seconds)], "int32")
-    steps = int(workers.chief_value(own_steps)[0])
+    own_steps = measure.steps_in(arms["native"], seconds)
+    steps = int(workers.concatenate_numbers([own_steps])[0])
 
     def meet() -> None:
         workers.concatenate_numbers([steps])

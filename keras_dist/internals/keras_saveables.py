@@ -77,6 +77,11 @@ def all_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return _metrics(model, saveables(model))
 
 
+def metric_variables(model: keras.Model) -> dict[int, keras.Variable]:
+    """Returns the variables of all metrics, by id."""
+    return {id(v): v for metric in all_metrics(model) for v in metric.variables}
+
+
 def own_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Returns a model's metrics, also those that its `metrics` leaves out."""
     return unique([*model.metrics, *Trainer.metrics.fget(model)])

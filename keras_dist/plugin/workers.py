@@ -275,13 +275,6 @@ class Workers(ABC):
         found = self.swap_bytes("texts", "of any length", text.encode())
         return [each.decode() for each in found]
 
-    def chief_value(self, value: np.ndarray) -> np.ndarray:
-        """Sends the chief's NumPy array to every worker."""
-        own = value.tobytes() if self.cluster.is_chief else b""
-        layout = f"{value.dtype}{list(value.shape)}"
-        chiefs = self.swap_bytes("the chief's value", layout, own)[0]
-        return np.frombuffer(chiefs, value.dtype).reshape(value.shape).copy()
-
     def chiefs_text(self, text: str) -> str:
         """Returns the chief's text on every worker; lengths may differ."""
         own = text if self.cluster.is_chief else ""

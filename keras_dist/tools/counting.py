@@ -80,11 +80,7 @@ def check_built(model: keras.Model) -> None:
 
 def grouped(model: keras.Model) -> dict[str, list[keras.Variable]]:
     """Returns all variables of a model, each in one of `GROUPS`."""
-    metrics = {
-        id(variable): variable
-        for metric in keras_saveables.all_metrics(model)
-        for variable in metric.variables
-    }
+    metrics = keras_saveables.metric_variables(model)
     of_optimizers = {
         id(variable): variable
         for optimizer in keras_saveables.all_optimizers(model).values()

@@ -19,21 +19,13 @@ def kinds_of(model: keras.Model) -> dict[int, str]:
     kinds: dict[int, str] = {}
     for optimizer in keras_saveables.all_optimizers(model).values():
         kinds |= {id(v): "slot" for v in optimizer.variables}
-    metrics = ids_of_metrics(model)
+    metrics = keras_saveables.metric_variables(model)
     for variable in keras_saveables.layer_variables(model):
         if id(variable) in metrics or keras_internals.is_seed(variable):
             continue
         trained = variable.trainable
         kinds[id(variable)] = "weight" if trained else "state"
     return kinds
-
-
-def ids_of_metrics(model: keras.Model) -> set[int]:
-    return {
-        id(variable)
-        for metric in keras_saveables.all_metrics(model)
-        for variable in metric.variables
-    }
 
 
 def values_of(variables: Sequence[keras.Variable]) -> list[Any]:

@@ -15,6 +15,7 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.keras_saveables import all_optimizers
 from keras_dist.internals.keras_saveables import all_variables
+from keras_dist.internals.keras_saveables import metric_variables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
@@ -299,7 +300,7 @@ def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:
 
 def _of_layers(model: keras.Model) -> list[keras.Variable]:
     """Returns weights and states of seed generators, but not of metrics."""
-    metrics = copies.ids_of_metrics(model)
+    metrics = metric_variables(model)
     return [v for v in model.variables if id(v) not in metrics]
 
 

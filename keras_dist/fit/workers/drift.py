@@ -122,8 +122,7 @@ def in_run(
 
 
 def _state_of(model: keras.Model) -> list[keras.Variable]:
-    metrics = keras_saveables.all_metrics(model)
-    left_out = {id(v) for metric in metrics for v in metric.variables}
+    left_out = keras_saveables.metric_variables(model)
     variables = keras_saveables.all_variables(model)
     return comparable([v for v in variables if id(v) not in left_out])
 

@@ -94,12 +94,13 @@ def is_readable(path: str) -> bool:
 
 def metric_values(model: keras.Model) -> list[Any]:
     """Returns the states of a model's metrics, as lists of numbers."""
-    return [_listed(variable) for variable in _metric_variables(model)]
+    own = keras_saveables.metric_variables(model).values()
+    return [_listed(variable) for variable in own]
 
 
 def set_metric_values(model: keras.Model, values: list[Any]) -> bool:
     """Restores the values from `metric_values`, if the metrics are built."""
-    variables = _metric_variables(model)
+    variables = keras_saveables.metric_variables(model).values()
     if len(variables) != len(values):
         return False
     for variable, value in zip(variables, values, strict=True):
@@ -137,12 +138,6 @@ def _load(model: keras.Model, path: str) -> None:
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.variables if keras_internals.is_seed(v)]
-
-
-def _metric_variables(model: keras.Model) -> list[keras.Variable]:
-    metrics = keras_saveables.all_metrics(model)
-    found = {id(v): v for metric in metrics for v in metric.variables}
-    return list(found.values())
 
 
 def _listed(variable: keras.Variable) -> Any:

@@ -229,8 +229,7 @@ def _power() -> SavesParts:
 
 def _groups(model: keras.Model) -> Groups:
     """Returns a model's variables but for metrics, in groups."""
-    metrics = keras_saveables.all_metrics(model)
-    left_out = {id(v) for metric in metrics for v in metric.variables}
+    left_out = set(keras_saveables.metric_variables(model))
     groups: Groups = {_MODEL: keras_saveables.layer_variables(model)}
     for place, optimizer in keras_saveables.all_optimizers(model).items():
         groups[place] = list(optimizer.variables)
