@@ -149,7 +149,9 @@ class JaxReplica(Replica):
             for other in others:
                 first = first + jax.device_put(other, self._devices[0])
             workers = self.group.workers
-            return first if workers is None else workers.sum([first])[0]
+            if workers is None:
+                return first
+            return workers.sum([first], what=what)[0]
 
         def meet(value: Any) -> Any:
             if total is not None:

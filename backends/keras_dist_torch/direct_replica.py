@@ -61,7 +61,9 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         value: torch.Tensor,
         total: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        result: torch.Tensor = _Sum.apply(value, self.group.workers, total)
+        result: torch.Tensor = _Sum.apply(
+            value, self.group.workers, what, total
+        )
         return result
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
@@ -230,12 +232,18 @@ class _Sum(torch.autograd.Function):
         ctx: Any,
         value: torch.Tensor,
         workers: TorchWorkers,
+        what: str,
         total: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.workers = workers
-        return workers.sum([value])[0] if total is None else total.clone()
+        ctx.workers, ctx.what = workers, what
+        if total is not None:
+            return total.clone()
+        return workers.sum([value], what=what)[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, None, None]:
+    def backward(
+        ctx: Any, gradient: torch.Tensor
+    ) -> tuple[Any, None, None, None]:
         # Each worker's loss has its weight already.
-        return ctx.workers.sum([gradient])[0], None, None
+        what = f"the gradient of {ctx.what}"
+        return ctx.workers.sum([gradient], what=what)[0], None, None, None

@@ -73,7 +73,9 @@ def _sum(replica: Replica, what: str, value: torch.Tensor) -> torch.Tensor:
         for other in values[1:]:
             total += other.to(total.device)
         workers = replica.group.workers
-        return total if workers is None else workers.sum([total])[0]
+        if workers is None:
+            return total
+        return workers.sum([total], what=what)[0]
 
     # A clone for each replica, which may change it in place.
     return replica.meet(what, add, value).clone()

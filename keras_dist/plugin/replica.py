@@ -163,7 +163,8 @@ class Replica(ABC):
             Tensor of that shape, equal on each replica.
         """
         if total is None:
-            total = self.meet(what, self._add, ops.stop_gradient(value))
+            add = functools.partial(self._add, what)
+            total = self.meet(what, add, ops.stop_gradient(value))
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.
@@ -181,11 +182,11 @@ class Replica(ABC):
 
         return ops.custom_gradient(tied)(value, total)
 
-    def _add(self, values: list[Any]) -> Any:
+    def _add(self, what: str, values: list[Any]) -> Any:
         check_shapes(values)
         own = functools.reduce(operator.add, values)
         workers = self.group.workers
-        return own if workers is None else workers.sum([own])[0]
+        return own if workers is None else workers.sum([own], what=what)[0]
 
     @abstractmethod
     def read(self, variable: keras.Variable) -> Any:

@@ -1,6 +1,7 @@
 """What workers do in `test_alike.py`: most of it is not alike."""
 
 import os
+import types
 
 import keras
 import numpy as np
@@ -45,6 +46,11 @@ def mismatches():
             "MAX" if index else "MIN", floats, axis=None
         ),
         "lines": lambda: reduce(floats) if index else gather(floats, floats),
+        "all_reduce": lambda: strategy.run(
+            lambda: keras_dist.get_replica_context().all_reduce(
+                "MEAN" if index else "SUM", floats
+            )
+        ),
     }
     found = {}
     for name, case in cases.items():
@@ -66,6 +72,35 @@ def model_of(activation="tanh"):
             keras.layers.Dense(1),
         ]
     )
+
+
+SETTINGS = types.SimpleNamespace(
+    rate=1.0, table={"rate": 1.0}, array=np.ones(1), rank=0
+)
+
+
+def loss_by_attribute(y, prediction):
+    return SETTINGS.rate * keras.ops.mean((y - prediction) ** 2, axis=-1)
+
+
+def loss_by_key(y, prediction):
+    table = SETTINGS.table
+    return table["rate"] * keras.ops.mean((y - prediction) ** 2, axis=-1)
+
+
+def loss_by_array(y, prediction):
+    factor = SETTINGS.array[0]
+    return factor * keras.ops.mean((y - prediction) ** 2, axis=-1)
+
+
+class Scaled(keras.layers.Layer):
+    def call(self, x):
+        return SETTINGS.rate * x
+
+
+class Shrinks(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return SETTINGS.rate * keras.ops.sum(x**2)
 
 
 def loss_of(factor):
@@ -109,9 +144,41 @@ def fingerprints():
         finally:
             keras.config.set_floatx("float32")
 
+    def setting(make):
+        SETTINGS.rate = SETTINGS.table["rate"] = rate
+        SETTINGS.array = np.array([rate])
+        try:
+            return make()
+        finally:
+            SETTINGS.rate = SETTINGS.table["rate"] = 1.0
+            SETTINGS.array = np.ones(1)
+
+    def of_layer(layer):
+        with strategy.scope():
+            inner = layer()
+            model = keras.Sequential([keras.Input((3,)), inner])
+        return fit(model)
+
+    def one_batch():
+        with strategy.scope():
+            model = model_of()
+            model.compile(keras.optimizers.SGD(0.1, rate), "mse")
+        return model.train_on_batch(x, y)
+
     adam, rate = keras.optimizers.Adam, 0.5 + 0.25 * is_last
     stopping = keras.callbacks.EarlyStopping("loss")
+    patient = keras.callbacks.EarlyStopping("loss", patience=1 + is_last)
+    dense = keras.layers.Dense
     cases = {
+        "attribute": lambda: setting(lambda: fit(loss=loss_by_attribute)),
+        "key": lambda: setting(lambda: fit(loss=loss_by_key)),
+        "array": lambda: setting(lambda: fit(loss=loss_by_array)),
+        "read by a layer": lambda: setting(lambda: of_layer(Scaled)),
+        "regularizer": lambda: setting(
+            lambda: of_layer(lambda: dense(1, kernel_regularizer=Shrinks()))
+        ),
+        "a batch": one_batch,
+        "patience": lambda: fit(callbacks=[patient]),
         "activation": layer,
         "trainable": frozen,
         "floatx": floatx,
@@ -169,6 +236,14 @@ def drifts():
         lambda: model.fit(x, y, epochs=2, callbacks=[callback], **fit)
     )
     model.set_weights(weights)
+
+    def at_the_end(logs):
+        model.layers[0].kernel.assign_add(np.full((3, 4), 0.5 * index))
+
+    callback = keras.callbacks.LambdaCallback(on_train_end=at_the_end)
+    found["end"] = attempted(
+        lambda: model.fit(x, y, callbacks=[callback], **fit)
+    )
     found["fit"] = model.fit(x, y, **fit).history["loss"]
     return found
 

@@ -25,6 +25,7 @@ def launched(job, workers=2):
         *("reduce on the chief", "a large reduce on the chief", "dtypes"),
         *("ranks", "columns", "shapes", "large shapes", "lines"),
         *("a large and a small one", "reductions", "other reductions"),
+        "all_reduce",
     ],
 )
 def test_exchanges_that_differ_are_told_with_their_lines(name, workers):
@@ -44,7 +45,14 @@ def test_exchanges_that_differ_are_told_with_their_lines(name, workers):
         ("loss of a function", "0.5"),
         ("beta_1", "beta_1: 0.5 on worker 0, 0.75 on worker 1"),
         ("clipnorm", "clipnorm: 0.5 on worker 0, 0.75 on worker 1"),
-        ("callbacks", "EarlyStopping on worker 1"),
+        ("callbacks", "EarlyStopping({'baseline'"),
+        ("patience", "'patience': 2"),
+        ("attribute", "'rate': 0.75"),
+        ("key", "'rate': 0.75"),
+        ("array", "float64[1]"),
+        ("read by a layer", "SETTINGS: {'rate': 0.5} on worker 0"),
+        ("regularizer", "'rate': 0.75"),
+        ("a batch", "momentum: 0.5 on worker 0, 0.75 on worker 1"),
     ],
 )
 def test_other_computations_are_told_before_they_begin(name, told):
@@ -70,6 +78,11 @@ def test_variables_that_part_are_found_at_the_end_of_an_epoch():
     for found in launched("drifts"):
         assert "other values at the end of an epoch" in found["epoch"]
         assert "kernel' by 0.5 on worker 1" in found["epoch"]
+
+
+def test_variables_that_part_at_the_end_of_fit():
+    for found in launched("drifts"):
+        assert "other values at the end of `fit`" in found["end"]
 
 
 def test_what_is_no_number_on_one_worker_is_apart():

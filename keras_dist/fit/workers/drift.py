@@ -41,12 +41,15 @@ def comparable(
 
 
 def check_state(
-    strategy: StrategyBase, model: keras.Model, codes: Sequence[int]
+    strategy: StrategyBase,
+    model: keras.Model,
+    codes: Sequence[int],
+    when: str,
 ) -> None:
     """Raises an error that names what differs, if codes of all workers do."""
     workers = strategy.executor.workers
     if workers is not None and len(set(codes)) > 1:
-        _check_values(_state_of(model), workers, "at the end of an epoch")
+        _check_values(_state_of(model), workers, when)
 
 
 def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:

@@ -186,7 +186,8 @@ class Entry:
         state, backend = "", get_backend()
         if self._name == "fit":
             state = randomness.random_state(backend)
-        computed = self._fingerprint()
+        changing = [c for c in self._callbacks if is_everyones(c)]
+        computed = _fingerprint(self._name, self._model, changing)
         more = [randomness.code_of(state), int(bool(self._callbacks))]
         more.append(fingerprint.code_of(computed))
         more += same_data.fingerprints(data, self._get("batch_size"))
@@ -225,21 +226,6 @@ class Entry:
             if saves:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
-
-    def _fingerprint(self) -> fingerprint.Fingerprint:
-        """Describes what the call computes."""
-        link: Any = bound(self._model)
-        if link.compiled is None:  # before it belonged to a strategy
-            link.compiled = fingerprint.of_compile(self._model)
-        changing = [c for c in self._callbacks if is_everyones(c)]
-        layers = fingerprint.stamp_of(self._model)
-        # A large model takes a while, and `predict` may be called often.
-        if self._name == "fit" or link.compared != layers:
-            is_first = link.compared is None
-            link.layers = fingerprint.of_layers(self._model, is_first)
-        own = fingerprint.of_process(changing)
-        found: fingerprint.Fingerprint = own | link.compiled | link.layers
-        return found
 
     def _note_shuffled(self, iterator: Any) -> None:
         for callback in self._callbacks:
@@ -300,13 +286,35 @@ class Entry:
                 self._given.arguments[parameter.name] = {**more, name: value}
 
 
+def _fingerprint(
+    name: str, model: keras.Model, callbacks: Sequence[Any] = ()
+) -> fingerprint.Fingerprint:
+    """Describes what a call computes."""
+    link: Any = bound(model)
+    if link.compiled is None:  # before it belonged to a strategy
+        link.compiled = fingerprint.of_compile(model)
+    layers = fingerprint.stamp_of(model)
+    # A large model takes a while, and `predict` may be called often.
+    if name == "fit" or link.compared != layers:
+        link.layers = fingerprint.of_layers(model)
+    own = fingerprint.of_process(callbacks)
+    found: fingerprint.Fingerprint = own | link.compiled | link.layers
+    return found
+
+
 def check_batch(
     method: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     workers: Workers,
 ) -> None:
-    """Compares the data that workers pass to `train_on_batch` or a relative."""
+    """Compares what `train_on_batch` or a relative computes, and its data."""
+    model = args[0]
+    computed = _fingerprint(method.__name__, model)
+    code = fingerprint.code_of(computed)
+    what = f"`{method.__name__}`, to compare models"
+    codes = workers.concatenate_numbers([code], what)
+    fingerprint.compare(computed, codes, workers)
     if same_data.is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments
         data = _data({**given, **given.get("kwargs", {})})

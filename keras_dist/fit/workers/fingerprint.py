@@ -6,6 +6,7 @@ Names that Keras numbers don't count, and neither do values of variables, which
 become the chief's.
 """
 
+import argparse
 import contextlib
 import dis
 import functools
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -29,15 +31,18 @@ from keras_dist.environment.packages import version_of
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
+from keras_dist.internals.keras_internals import Saveable
 from keras_dist.plugin.workers import Workers
 
 # Entry by entry, in words that tell one value from another.
 Fingerprint = dict[str, str]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-# Values that code refers to count if they are of these types: others tell
-# workers apart on purpose, such as a rank, or whether this is the chief.
-_SETTINGS = (float, str)
+# Values that code reads count if they are of these types: others tell workers
+# apart on purpose, such as a rank, or whether this is the chief.
+_SETTINGS = (float, str, np.floating)
+# Elements of an array that code reads, at most.
+_MOST_ELEMENTS = 100_000
 # Methods that a user may replace on the chief alone.
 _SAVES = {"save", "save_weights", "export", "summary"}
 # Methods that say nothing of what the rest of a class reads.
@@ -64,7 +69,7 @@ def of_process(callbacks: Sequence[Any]) -> Fingerprint:
         "dtype policy": str(keras.config.dtype_policy().name),
         "image data format": keras.config.image_data_format(),
         "epsilon": repr(keras.config.epsilon()),
-        "callbacks": ", ".join(type(each).__name__ for each in callbacks),
+        "callbacks": ", ".join(map(of_callback, callbacks)),
     }
 
 
@@ -86,11 +91,8 @@ def stamp_of(model: keras.Model) -> list[tuple[int, bool]]:
     return [(id(each), each.trainable) for each in model._flatten_layers()]
 
 
-def of_layers(model: keras.Model, has_settings: bool) -> Fingerprint:
-    """Describes a model's layers, and with settings their attributes.
-
-    These are numbers and strings of users' classes. A callback may change them
-    later, as on the chief only."""
+def of_layers(model: keras.Model) -> Fingerprint:
+    """Describes a model's layers."""
     layers = list(model._flatten_layers())
     parts = [o for each in layers for o in getattr(each, "operations", ())]
     names = {
@@ -99,28 +101,45 @@ def of_layers(model: keras.Model, has_settings: bool) -> Fingerprint:
     found: Fingerprint = {}
     for index, layer in enumerate(layers):
         what = f"layer {index} ({type(layer).__name__})"
-        found |= _of_object(what, layer, names, has_settings)
+        found |= _of_object(what, layer, names)
         found[f"{what}: trainable"] = str(layer.trainable)
     return found
 
 
-def _of_object(
-    what: str, thing: Any, names: Mapping[str, str], has_settings: bool = True
-) -> Fingerprint:
+def _is_users_code(value: Any) -> bool:
+    """Tells whether a user's function, or an object to call, is an attribute,
+    such as a regularizer."""
+    if inspect.isroutine(value):
+        return _is_users(inspect.unwrap(value))
+    is_object = callable(value) and not isinstance(value, (type, Saveable))
+    return is_object and _is_users(type(value))
+
+
+def of_callback(callback: Any) -> str:
+    """Describes a callback by its class, and what was passed to it."""
+    if not isinstance(callback, keras.callbacks.EarlyStopping):
+        return type(callback).__name__
+    passed = inspect.signature(keras.callbacks.EarlyStopping).parameters
+    values = {
+        name: vars(callback).get(name) for name in passed if name != "verbose"
+    }
+    return f"{type(callback).__name__}({_text(values, {})})"
+
+
+def _of_object(what: str, thing: Any, names: Mapping[str, str]) -> Fingerprint:
     """Describes an object with a configuration, entry by entry."""
     found = {what: _class_text(type(thing))}
-    for name, value in _config_of(thing, has_settings).items():
+    for name, value in _config_of(thing).items():
         if name not in _SKIPPED:
             found[f"{what}: {name}"] = _text(value, names)
     for name, value in vars(thing).items():
-        is_users = inspect.isroutine(value) and _is_users(inspect.unwrap(value))
-        if is_users and name not in _SAVES:
+        if name not in _SAVES and _is_users_code(value):
             found[f"{what}: {name}"] = _text(value, names)
     return found
 
 
-def _config_of(thing: Any, has_settings: bool = True) -> dict[str, Any]:
-    """Returns an object's configuration, and settings of a user's class."""
+def _config_of(thing: Any) -> dict[str, Any]:
+    """Returns an object's configuration, and what a user's class reads."""
     config = None
     if _has_lambda(thing):
         # Its configuration would have the lambda's file and line.
@@ -128,7 +147,10 @@ def _config_of(thing: Any, has_settings: bool = True) -> dict[str, Any]:
             name: value
             for name, value in vars(thing).items()
             if inspect.isfunction(value)
-            or (isinstance(value, _PLAIN) and not name.startswith("_"))
+            or (
+                isinstance(value, (*_PLAIN, dict, list, tuple))
+                and not name.startswith("_")
+            )
         }
     else:
         # A class of the user's may have none, or a faulty one.
@@ -136,8 +158,8 @@ def _config_of(thing: Any, has_settings: bool = True) -> dict[str, Any]:
             # The method of the class: that of a model adds the strategy.
             config = type(thing).get_config(thing)
     config = config if isinstance(config, dict) else {}
-    if has_settings and _is_users(type(thing)):
-        config = {**_attributes_of(thing), **config}
+    if _is_users(type(thing)):
+        config = {**_read_by_class(thing), **config}
     return config
 
 
@@ -150,29 +172,96 @@ def _has_lambda(thing: Any) -> bool:
     )
 
 
-def _attributes_of(thing: Any) -> dict[str, Any]:
-    """Returns the settings that an object's own methods read."""
-    read = {
-        name
-        for base in filter(_is_users, type(thing).__mro__)
-        for method, function in vars(base).items()
-        if method not in _MAKES and inspect.isfunction(function)
-        for code in _codes_in(function.__code__)
-        for name in code.co_names
-    }
-    return {
-        name: value
-        for name, value in _settings_of(getattr(thing, "__dict__", {})).items()
-        if name in read
-    }
+def _read_by_class(thing: Any) -> dict[str, Any]:
+    """Returns the settings that the methods of an object's class read."""
+    values: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    codes: list[types.CodeType] = []
+    for base in filter(_is_users, reversed(type(thing).__mro__)):
+        for name, value in vars(base).items():
+            function = _function_in(value)
+            if function is None:
+                attributes[name] = value
+            elif name not in _MAKES:
+                codes += _codes_in(function.__code__)
+                values |= _outer_values(function)
+    attributes |= getattr(thing, "__dict__", {})
+    read = {name for code in codes for name in code.co_names}
+    values |= {n: v for n, v in attributes.items() if n in read}
+    return {**_settings_in(values, codes), **_functions_in(values)}
 
 
-def _settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
+def _functions_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the user's functions, which are described too."""
     return {
         name: value
         for name, value in values.items()
-        if isinstance(value, _SETTINGS) and not name.startswith("_")
+        if inspect.isfunction(value) and _is_users(value)
     }
+
+
+def _function_in(value: Any) -> Any:
+    """Returns the function of a method or a property, `None` for others."""
+    value = value.fget if isinstance(value, property) else value
+    value = getattr(value, "__func__", value)
+    return value if inspect.isfunction(value) else None
+
+
+def _settings_in(
+    values: Mapping[str, Any], codes: Sequence[types.CodeType]
+) -> dict[str, Any]:
+    """Returns what counts of values that code reads, by name."""
+    names = {name for code in codes for name in code.co_names}
+    keys = {c for code in codes for c in code.co_consts if isinstance(c, str)}
+    found = {}
+    for name, value in values.items():
+        if not name.startswith("_"):
+            setting = _setting(value, names, keys, _DEPTH)
+            if setting is not None:
+                found[name] = setting
+    return found
+
+
+def _setting(value: Any, names: set[str], keys: set[str], depth: int) -> Any:
+    """Returns what counts of one value: `None` for nothing.
+
+    Of containers, that is what the code names: keys, or attributes."""
+    if isinstance(value, _SETTINGS) or depth == 0:
+        return value if isinstance(value, _SETTINGS) else None
+    if isinstance(value, np.ndarray):
+        is_float = np.issubdtype(value.dtype, np.floating)
+        return value if is_float and value.size <= _MOST_ELEMENTS else None
+    if isinstance(value, (list, tuple)):
+        items: dict[Any, Any] = dict(enumerate(value))
+    elif isinstance(value, Mapping):
+        items = {k: v for k, v in value.items() if k in keys}
+    elif _has_settings(value):
+        items = {
+            k: v
+            for k, v in vars(value).items()
+            if k in names and not k.startswith("_")
+        }
+    else:
+        return None
+    found = {
+        key: setting
+        for key, item in items.items()
+        if (setting := _setting(item, names, keys, depth - 1)) is not None
+    }
+    return found or None
+
+
+def _has_settings(value: Any) -> bool:
+    """Tells whether settings may be attributes of an object or a module."""
+    if isinstance(value, types.ModuleType):
+        file = getattr(value, "__file__", None)
+        return file is not None and not file.startswith(_INSTALLED)
+    if isinstance(value, (keras.Variable, Saveable)) or callable(value):
+        return False
+    is_namespace = isinstance(value, (argparse.Namespace, SimpleNamespace))
+    return is_namespace or (
+        hasattr(value, "__dict__") and _is_users(type(value))
+    )
 
 
 def compare(own: Fingerprint, codes: Sequence[int], workers: Workers) -> None:
@@ -200,7 +289,8 @@ def compare(own: Fingerprint, codes: Sequence[int], workers: Workers) -> None:
         f"{f'; and {more} more' if more > 0 else ''}. Expected: the same "
         "model, settings and versions on every worker. Look for environment "
         "variables that only some workers have, for files that differ, and "
-        "for code that only some workers run."
+        "for code that only some workers run. A value of your own that may "
+        "differ, such as a path, has a name that begins with an underscore."
     )
 
 
@@ -224,6 +314,8 @@ def _text(value: Any, names: Mapping[str, str], depth: int = _DEPTH) -> str:
         return repr(names.get(value, value))
     if isinstance(value, _PLAIN):
         return repr(value)
+    if isinstance(value, np.generic):
+        return repr(value.item())
     if isinstance(value, type):
         return _class_text(value)
     if isinstance(value, keras.Variable) or depth == 0:
@@ -251,7 +343,7 @@ def _text(value: Any, names: Mapping[str, str], depth: int = _DEPTH) -> str:
         return _function_text(value, inner)
     if hasattr(value, "get_config"):
         return f"{_class_text(type(value))}({inner(_config_of(value))})"
-    settings = _attributes_of(value) if _is_users(type(value)) else {}
+    settings = _read_by_class(value) if _is_users(type(value)) else {}
     return f"{_class_text(type(value))}({inner(settings)})"
 
 
@@ -260,22 +352,23 @@ def _function_text(value: Any, inner: Callable[[Any], str]) -> str:
     code = getattr(function, "__code__", None)
     if code is None or not _is_users(function):
         return f"{getattr(function, '__module__', '')}.{function.__name__}"
+    known = _outer_values(function)
+    settings = _settings_in(known, [*_codes_in(code)])
+    parts = (
+        [function.__defaults__, function.__kwdefaults__],
+        {**settings, **_functions_in(known)},
+    )
+    return f"{function.__name__} {_code_text(code)} {inner(parts)}"
+
+
+def _outer_values(function: Any) -> dict[str, Any]:
+    """Returns the values of the globals and cells that a function reads."""
+    code = function.__code__
     cells = zip(code.co_freevars, function.__closure__ or (), strict=False)
-    known = {
+    return {
         **{n: function.__globals__.get(n) for n in sorted(_globals_in(code))},
         **{name: _content(cell) for name, cell in cells},
     }
-    # What it calls, and objects that it refers to, are described too.
-    others = {
-        name: value
-        for name, value in known.items()
-        if inspect.isfunction(value) and _is_users(value)
-    }
-    parts = (
-        [function.__defaults__, function.__kwdefaults__],
-        {**_settings_of(known), **others},
-    )
-    return f"{function.__name__} {_code_text(code)} {inner(parts)}"
 
 
 def _content(cell: Any) -> Any:
@@ -326,12 +419,9 @@ def _class_text(cls: type) -> str:
         codes = []
         for base in filter(_is_users, cls.__mro__):
             for name, value in sorted(vars(base).items()):
-                function = getattr(value, "__func__", value)
-                code = getattr(function, "__code__", None)
-                if code is not None:
-                    codes.append(f"{name} {_code_text(code)}")
-                elif isinstance(value, _SETTINGS) and name[:2] != "__":
-                    codes.append(f"{name} {value!r}")
+                function = _function_in(value)
+                if function is not None:
+                    codes.append(f"{name} {_code_text(function.__code__)}")
         own = f" {_hash(repr(codes).encode())}" if codes else ""
         _classes[cls] = f"{cls.__qualname__}{own}"
     return _classes[cls]

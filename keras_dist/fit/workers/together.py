@@ -115,10 +115,18 @@ class Together(keras.callbacks.Callback):
             self._agree("the beginning of an epoch")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._compare("the end of an epoch")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._has_others:
+            self._compare("the end of `fit`")
+
+    def _compare(self, when: str) -> None:
+        """Finds variables that have drifted apart."""
         strategy = strategy_of(self.model)
         code = drift.code_of_state(strategy, self.model)
-        codes = self._agree("the end of an epoch", code)
-        drift.check_state(strategy, self.model, codes)
+        codes = self._agree(when, code)
+        drift.check_state(strategy, self.model, codes, f"at {when}")
 
     def _agree(self, what: str, code: int = 0) -> list[int]:
         """Shares decisions; returns the codes of all workers."""
