@@ -146,10 +146,12 @@ def _config_of(thing: Any) -> dict[str, Any]:
         config = {
             name: value
             for name, value in vars(thing).items()
-            if inspect.isfunction(value)
+            if _is_users_code(value)
             or (
                 isinstance(value, (*_PLAIN, dict, list, tuple))
                 and not name.startswith("_")
+                # The layers of a model are described one by one.
+                and not isinstance(thing, keras.Model)
             )
         }
     else:
@@ -158,6 +160,7 @@ def _config_of(thing: Any) -> dict[str, Any]:
             # The method of the class: that of a model adds the strategy.
             config = type(thing).get_config(thing)
     config = config if isinstance(config, dict) else {}
+    config = {n: v for n, v in config.items() if n not in _SAVES}
     if _is_users(type(thing)):
         config = {**_read_by_class(thing), **config}
     return config
@@ -166,9 +169,11 @@ def _config_of(thing: Any) -> dict[str, Any]:
 def _has_lambda(thing: Any) -> bool:
     is_layer = isinstance(thing, keras.Layer)
     return any(
-        inspect.isfunction(value) and value.__name__ == "<lambda>"
+        inspect.isfunction(value)
+        and value.__name__ == "<lambda>"
+        and name not in _SAVES
         for each in (thing._flatten_layers() if is_layer else [thing])
-        for value in getattr(each, "__dict__", {}).values()
+        for name, value in getattr(each, "__dict__", {}).items()
     )
 
 
