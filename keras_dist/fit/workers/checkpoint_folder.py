@@ -91,7 +91,9 @@ class CheckpointFolder:
             ):
                 json.dump({**index, _PARTS: name}, file, indent=1)
         except BaseException:
-            os.rename(whole, parts)
+            # An interrupt may come when the index is there already.
+            if _parts_of(self._text()) != name:
+                os.rename(whole, parts)
             raise
         self._remove(older)
 
