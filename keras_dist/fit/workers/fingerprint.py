@@ -146,7 +146,7 @@ def _config_of(thing: Any) -> dict[str, Any]:
         config = {
             name: value
             for name, value in vars(thing).items()
-            if _is_users_code(value)
+            if (name not in _SAVES and _is_users_code(value))
             or (
                 isinstance(value, (*_PLAIN, dict, list, tuple))
                 and not name.startswith("_")
@@ -160,7 +160,6 @@ def _config_of(thing: Any) -> dict[str, Any]:
             # The method of the class: that of a model adds the strategy.
             config = type(thing).get_config(thing)
     config = config if isinstance(config, dict) else {}
-    config = {n: v for n, v in config.items() if n not in _SAVES}
     if _is_users(type(thing)):
         config = {**_read_by_class(thing), **config}
     return config
