@@ -125,6 +125,9 @@ class Layout(ABC):
         """Tells whether arrays have equal shapes on all workers."""
         return True
 
+    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
+        """Raises an error if workers' programs exchange other values."""
+
     @abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Makes a device the default one for new arrays."""
@@ -289,6 +292,9 @@ class LayoutWorkers(Protocol):
     def meet(self, what: str) -> None:
         """Waits for all workers, which have to come for the same."""
 
+    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
+        """Raises an error if workers' programs exchange other values."""
+
 
 class WideLayout(MeshLayout):
     """State on each device of each worker, with batches cut over all."""
@@ -360,6 +366,9 @@ class WideLayout(MeshLayout):
     def chiefs(self, value: Any, name: str) -> Any:
         self._workers.meet(f"an assignment of {name}")
         return self._workers.broadcast([value])[0]
+
+    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
+        self._workers.compare_program(name, exchanges)
 
     def are_even(self, arguments: Sequence[Any]) -> bool:
         # Each worker makes the program for the shapes of its own arrays.

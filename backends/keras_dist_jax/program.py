@@ -12,6 +12,7 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
+from keras_dist.core.context import noting_exchanges
 from keras_dist.core.context import refusing_variables
 from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.internals.keras_internals import opened
@@ -85,8 +86,10 @@ class Program:
         self._compiled: Any = None
         # Whether the program calls back to Python, which may raise.
         self._waits = False
-        # What workers do together in it; empty if they don't meet.
-        self._meets = ""
+        # What workers do together in it; empty if they don't meet. They compare
+        # it before the first call of the function.
+        self._meets: list[str] = []
+        self._is_compared = not is_first
         # Stands for the program at the gate, which may outlive it.
         self._owner = object()
         # The outline of each trace's result. A compiled program returns a
@@ -105,18 +108,21 @@ class Program:
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
-            gate, several, meets = self._gate, self._several, ""
+            gate, several, meets = self._gate, self._several, False
             if several is not None and several.is_wide:
-                meets = self._meets
+                meets = bool(self._meets)
                 if meets and not several.are_even(leaves):
                     raise UnevenError
+                if meets and not self._is_compared:
+                    several.compare_program(self._name, self._meets)
+                    self._is_compared = True
                 leaves = [*map(self._widened, leaves)]
             if not gate.waits:
                 return self._dispatched(leaves)
             with gate.lock:
                 gate.settle(self._owner)
                 if meets:
-                    gate.record(meets)
+                    gate.record(f"function `{self._name}`")
                 return self._dispatched(leaves)
 
     def _dispatched(self, leaves: list[Any]) -> Any:
@@ -208,14 +214,13 @@ class Program:
             else refusing_variables(self._name)
         )
         try:
-            with hooks.creating(), refusing:
+            with hooks.creating(), refusing, noting_exchanges() as noted:
                 program = jax.make_jaxpr(body)(leaves)
         except Exception as error:
             raise_explained(error, self._name)
         self._waits = has_callbacks(program)
         found = collectives(program)
-        if found:
-            self._meets = f"function `{self._name}`, with {', '.join(found)}"
+        self._meets = found and [*noted, *found]
         self._adopt(trace)
 
     def _adopt(self, trace: Trace) -> None:

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_dist.core.context import check_cross_replica
 from keras_dist.core.context import in_replica_function
+from keras_dist.core.context import noting_exchanges
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import DistributedValues
@@ -136,7 +137,7 @@ class TensorFlowCompiler(Compiler):
         recorded: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext()
             if self.workers is None
-            else _recorded(self.workers, function.name, traced)
+            else _recorded(self.workers, function.name, traced, args, kwargs)
         )
         # Without the scope, results are copied to the default device.
         with recorded, self.scope():
@@ -157,18 +158,24 @@ class TensorFlowCompiler(Compiler):
 
 @contextlib.contextmanager
 def _recorded(
-    workers: TensorFlowWorkers, name: str, traced: Traced
+    workers: TensorFlowWorkers,
+    name: str,
+    traced: Traced,
+    args: Any,
+    kwargs: Any,
 ) -> Iterator[None]:
     """Records a call of a function in which workers meet."""
-    call = Call(f"function `{name}`", f"function `{name}`")
-    knows, before = traced.meets, workers.num_traced
-    if knows:
+    if traced.meets is None:
+        with noting_exchanges() as found:
+            traced.trace(args, kwargs)
+        if found:
+            workers.compare_program(name, found)
+        traced.meets = bool(found)
+    if traced.meets:
+        call = Call(f"function `{name}`", f"function `{name}`")
         workers.recorder.note(call)
     with workers.explaining():
         yield
-    traced.meets = knows or workers.num_traced > before
-    if traced.meets and not knows:  # the first call
-        workers.recorder.note(call)
 
 
 def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:

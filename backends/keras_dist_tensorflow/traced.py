@@ -41,13 +41,13 @@ class Traced:
         self._log = TraceLog(name)
         self._fn = fn
         self._jit_compile = jit_compile
-        # Whether workers meet in it, as far as that is known.
-        self.meets = False
+        # Whether workers meet in it; `None` before they have compared that.
+        self.meets: bool | None = None
         self._moves = Moves.so_far
         # Made now: a trace must not create this variable.
         make_global_seed()
-        # True after the first call that did not fail.
-        self._has_run = False
+        # True after the first trace that did not fail.
+        self._is_traced = False
         self._function = self._new_function()
 
     @property
@@ -56,11 +56,19 @@ class Traced:
         return self._moves != Moves.so_far
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
+        outputs = self._call("__call__", args, kwargs)
+        return map_nest(_opened, outputs)
+
+    def trace(self, args: Any, kwargs: Any) -> None:
+        """Traces the function for these arguments, without a call."""
+        self._call("get_concrete_function", args, kwargs)
+
+    def _call(self, method: str, args: Any, kwargs: Any) -> Any:
         args, kwargs = map_nest(_closed, (args, kwargs))
         try:
             # Each argument costs some of TensorFlow's time.
             own = (args, kwargs) if kwargs else (args,)
-            outputs = self._function(*own)
+            outputs = getattr(self._function, method)(*own)
         except tf.errors.InvalidArgumentError as error:
             if DIVERGED in error.message:
                 raise ReplicaDivergenceError(error.message) from error
@@ -68,15 +76,15 @@ class Traced:
         except Exception as error:
             # After a failed first trace, TensorFlow believes that it created
             # the function's variables: start with a new `tf.function`.
-            if not self._has_run:
+            if not self._is_traced:
                 self._function = self._new_function()
             if isinstance(error, tf.errors.OperatorNotAllowedInGraphError):
                 raise TraceError(self._of_python(error)) from error
             if MADE_AGAIN in str(error):
                 raise creation_error(self._name) from error
             raise
-        self._has_run = True
-        return map_nest(_opened, outputs)
+        self._is_traced = True
+        return outputs
 
     def _new_function(self) -> Any:
         def trace(args: Any, *keywords: Any) -> Any:
@@ -86,7 +94,7 @@ class Traced:
             creating = keras_hooks().creating
             refusing = (
                 refusing_variables(self._name)
-                if self._has_run
+                if self._is_traced
                 else contextlib.nullcontext()
             )
             with inlining(), creating(), refusing:

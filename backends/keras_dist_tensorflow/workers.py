@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
+from keras_dist.core.context import note_exchange
 from keras_dist.core.device import parse_device
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
@@ -67,8 +68,6 @@ class TensorFlowWorkers(Workers):
             parse_device(self._device),
         )
         self._is_over = False
-        # How many collectives graphs have, to see whether one has any.
-        self.num_traced = 0
         self._calls = Calls(cluster, self.recorder)
         self._calls.start(has_pulse=False)
         self.meetings = Meetings(cluster, self._calls, self._check)
@@ -375,7 +374,9 @@ class TensorFlowWorkers(Workers):
         return rows
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
-        self.num_traced += not tf.executing_eagerly()
+        if not tf.executing_eagerly():
+            what = "a gather" if kind == _GATHERED else "a sum"
+            note_exchange(f"{what} of {flat.dtype.name}")
         with tf.device("/device:CPU:0"):
             key = tf.convert_to_tensor(size_of(flat)) * _NUM_KINDS + kind
         return {

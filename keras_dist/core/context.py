@@ -289,6 +289,8 @@ def default_strategy() -> Any:
 class _Tracing(threading.local):
     def __init__(self) -> None:
         self.inlines = False
+        # What the program that is traced exchanges between workers, in words.
+        self.exchanges: list[str] = []
         # The compiled function that is not to make variables any more.
         self.has_made_all: str | None = None
 
@@ -304,6 +306,19 @@ def inlining() -> contextlib.AbstractContextManager[None]:
 def inlines() -> bool:
     """Returns true while this thread traces a compiled function."""
     return _tracing.inlines
+
+
+@contextlib.contextmanager
+def noting_exchanges() -> Iterator[list[str]]:
+    """Yields the list of what programs that are traced inside exchange."""
+    found: list[str] = []
+    with replaced(_tracing, exchanges=found):
+        yield found
+
+
+def note_exchange(words: str) -> None:
+    """Notes what workers exchange in the program that is being traced."""
+    _tracing.exchanges.append(words)
 
 
 def refusing_variables(
@@ -331,11 +346,11 @@ def creation_error(name: str) -> TraceError:
     )
 
 
-def tracing_state() -> tuple[bool, str | None]:
+def tracing_state() -> tuple[bool, str | None, list[str]]:
     """Returns this thread's state for a helper thread to `inherit_tracing`."""
-    return _tracing.inlines, _tracing.has_made_all
+    return _tracing.inlines, _tracing.has_made_all, _tracing.exchanges
 
 
-def inherit_tracing(state: tuple[bool, str | None]) -> None:
+def inherit_tracing(state: tuple[bool, str | None, list[str]]) -> None:
     """Sets this thread's state to the `tracing_state` of another thread."""
-    _tracing.inlines, _tracing.has_made_all = state
+    _tracing.inlines, _tracing.has_made_all, _tracing.exchanges = state

@@ -128,6 +128,8 @@ class Workers(ABC):
         self._num_open = 0
         # What kind of step runs, in which replicas of any number exchange.
         self.in_step = ""
+        # What is compared of an exchange besides its values.
+        self.in_call = ""
 
     def check_same(
         self, cluster: Cluster, options: CommunicationOptions
@@ -361,10 +363,29 @@ class Workers(ABC):
     def call(self, what: str, layout: str) -> Call:
         """Returns a call of the user's code for values of a layout."""
         key, text = (self.in_step,) * 2 if self.in_step else where()
+        what = f"{what}{self.in_call}"
         if not layout:
             return Call(f"{what}, {key}", f"{what}, {text}")
         short = layout if len(layout) <= _LONG else f"{layout[:_LONG]}..."
         return Call(f"{what} ({layout}), {key}", f"{what} ({short}), {text}")
+
+    @contextlib.contextmanager
+    def calling(self, what: str) -> Iterator[None]:
+        """Has exchanges inside compared by these words, too."""
+        if self.is_tracing:
+            context.note_exchange(what)
+        before, self.in_call = self.in_call, f" for {what}"
+        try:
+            yield
+        finally:
+            self.in_call = before
+
+    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
+        """Raises an error if workers' programs exchange other values.
+
+        All workers call it, before they run such a program first."""
+        text = f"function `{name}`, with {', '.join(exchanges)}"
+        self.exchange(Call(text, text), b"")
 
     def step(self, what: str) -> "_Step":
         """Returns the context of a step of `fit`, which is recorded.

@@ -191,7 +191,7 @@ class ReplicaContext:
         try:
             return _each(
                 lambda leaf, path: self._all_gather(
-                    leaf, axis, f"all_gather{path}"
+                    leaf, axis, f"all_gather along axis {axis}{path}"
                 ),
                 value,
             )
@@ -215,6 +215,7 @@ class ReplicaContext:
         if self.num_replicas_in_sync == 1:
             return self._value_now(tensor)
         what = f"all_reduce with {op.name}{path}"
+        self._note_traced(what, str(tensor.shape))
         if not _has_gradients(tensor):
             own = self._strategy.combine
             combined = self._replica.meet(what, lambda v: own(op, v), tensor)
@@ -243,6 +244,7 @@ class ReplicaContext:
 
         positions = _each(collect, nest)
         what = f"all_reduce with {op.name}{','.join(paths)}"
+        self._note_traced(what, ", ".join(str(t.shape) for t in tensors))
 
         def combined(everyone: list[Any]) -> list[Any]:
             columns = list(zip(*everyone, strict=True))
@@ -263,6 +265,15 @@ class ReplicaContext:
         results = [*map(tied, tensors, totals)]
         return nests.map_nest(results.__getitem__, positions)
 
+    def _note_traced(self, what: str, layout: str) -> None:
+        """Notes what a program exchanges, for workers to compare."""
+        workers = self._strategy.executor.workers
+        # One trace of JAX is for all replicas, whose index is then a tensor.
+        index = self._replica.index
+        is_first = not isinstance(index, int) or index == 0
+        if is_first and workers is not None and workers.is_tracing:
+            context.note_exchange(f"{what} of {layout}")
+
     def _all_gather(
         self, leaf: Any, axis: int, what: str = "all_gather"
     ) -> Any:
@@ -273,6 +284,7 @@ class ReplicaContext:
         if self.num_replicas_in_sync == 1:
             check_gather([tensor], axis)
             return self._value_now(tensor)
+        self._note_traced(what, f"{len(tensor.shape)} axes")
         if not _has_gradients(tensor):
 
             def joined(tensors: list[Any]) -> Any:

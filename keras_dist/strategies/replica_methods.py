@@ -194,13 +194,26 @@ class ReplicaMethods(StrategyBase):
         context.check_cross_replica(self, "reduce")
         op = parse_reduce_op(reduce_op)
         try:
-            with self._on_one_device():
+            with (
+                self._calling(f"reduce with {op.name}", value, axis),
+                self._on_one_device(),
+            ):
                 return map_nest(
                     lambda leaf: self._reduce(op, leaf, axis), value
                 )
         except (TypeError, ValueError) as error:
             refuse_objects(value, "reduce", error)
             raise
+
+    def _calling(
+        self, what: str, value: Any, axis: Any
+    ) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which workers compare a call's arguments."""
+        workers = self._executor.workers
+        if workers is None:
+            return contextlib.nullcontext()
+        structure = map_nest(lambda leaf: "value", value)
+        return workers.calling(f"{what}, axis={axis}, of {structure}")
 
     def _on_one_device(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context whose default is the plan's device, if only one."""
@@ -276,7 +289,8 @@ class ReplicaMethods(StrategyBase):
         """
         context.check_cross_replica(self, "gather")
         try:
-            return map_nest(lambda leaf: self._gather(leaf, axis), value)
+            with self._calling("gather", value, axis):
+                return map_nest(lambda leaf: self._gather(leaf, axis), value)
         except (TypeError, ValueError) as error:
             refuse_objects(value, "gather", error)
             raise
