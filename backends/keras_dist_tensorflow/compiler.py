@@ -166,11 +166,13 @@ def _recorded(
 ) -> Iterator[None]:
     """Records a call of a function in which workers meet."""
     if traced.meets is None:
+        before = workers.num_traced
         with noting_exchanges() as found:
             traced.trace(args, kwargs)
-        if found:
+        meets = workers.num_traced > before
+        if meets:
             workers.compare_program(name, found)
-        traced.meets = bool(found)
+        traced.meets = meets
     if traced.meets:
         call = Call(f"function `{name}`", f"function `{name}`")
         workers.recorder.note(call)

@@ -68,6 +68,8 @@ class TensorFlowWorkers(Workers):
             parse_device(self._device),
         )
         self._is_over = False
+        # How many collectives graphs have, to see whether one has any.
+        self.num_traced = 0
         self._calls = Calls(cluster, self.recorder)
         self._calls.start(has_pulse=False)
         self.meetings = Meetings(cluster, self._calls, self._check)
@@ -375,6 +377,7 @@ class TensorFlowWorkers(Workers):
 
     def _arguments(self, flat: Any, kind: int) -> dict[str, Any]:
         if not tf.executing_eagerly():
+            self.num_traced += 1
             what = "a gather" if kind == _GATHERED else "a sum"
             note_exchange(f"{what} of {flat.dtype.name}")
         with tf.device("/device:CPU:0"):

@@ -21,8 +21,8 @@ from keras_dist.fit.rehearsal import first_batch_held
 from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.steps import step_overrides
 from keras_dist.fit.workers import chief_saves
-from keras_dist.fit.workers import drift
 from keras_dist.fit.workers import fingerprint
+from keras_dist.fit.workers import loops
 from keras_dist.fit.workers import together
 from keras_dist.fit.workers.backup_parts import refuse_parts
 from keras_dist.fit.workers.entry import Entry
@@ -296,7 +296,7 @@ class Binding:
                     together.take_chiefs_values(variables, executor.workers)
                     for variable in variables:
                         executor.workers.assigned.pop(id(variable), None)
-                with drift.in_run(executor.workers):
+                with loops.in_run(executor.workers):
                     yield
         except BaseException as error:
             executor.recover(model)

@@ -3,8 +3,10 @@
 import contextlib
 import functools
 import math
+import weakref
 from abc import ABC
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -126,6 +128,10 @@ class Workers(ABC):
         # have compared any, by id; and how many of these calls are open.
         self.assigned: dict[int, keras.Variable] = {}
         self._num_open = 0
+        # The functions of `run` that workers have compared, and how often those
+        # of the same code.
+        self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.num_compared: Counter[Any] = Counter()
         # What kind of step runs, in which replicas of any number exchange.
         self.in_step = ""
         # What is compared of an exchange besides its values.

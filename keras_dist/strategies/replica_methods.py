@@ -33,7 +33,7 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.fit import hooks
 from keras_dist.fit.creation import creation_hooks
-from keras_dist.fit.workers import drift
+from keras_dist.fit.workers import loops
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.chief_only import check_all_come
@@ -107,7 +107,7 @@ class ReplicaMethods(StrategyBase):
         if workers is not None:
             check_all_come("`strategy.run`")
             if not workers.is_open:
-                with drift.in_run(workers):
+                with loops.in_run(workers, fn):
                     return self.run(fn, args, kwargs)
         compiler = self._executor.compiler
         if compiler is not None and (

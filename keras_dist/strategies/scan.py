@@ -13,7 +13,7 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import DistributedValues
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit.workers import drift
+from keras_dist.fit.workers import loops
 from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.plugin.compiler import concatenate_steps
 from keras_dist.replica.function import Function
@@ -81,7 +81,7 @@ def scan_steps(
         )
     batches = _taken(iterator, steps)
     compiled = _compiled(train_step)
-    with drift.in_run(strategy.executor.workers):
+    with loops.in_run(strategy.executor.workers, train_step):
         results = [
             compiler.scan(strategy, compiled, list(alike))
             for _, alike in itertools.groupby(batches, _signature)

@@ -1,6 +1,5 @@
 """Finds variables whose values are not the same on all workers."""
 
-import contextlib
 import zlib
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -49,7 +48,7 @@ def check_state(
     """Raises an error that names what differs, if codes of all workers do."""
     workers = strategy.executor.workers
     if workers is not None and len(set(codes)) > 1:
-        _check_values(_state_of(model), workers, when)
+        check_values(_state_of(model), workers, when)
 
 
 def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
@@ -108,29 +107,13 @@ def check_digest(
         )
 
 
-def in_run(
-    workers: Workers | None,
-) -> contextlib.AbstractContextManager[None]:
-    """Returns the context of a call of `run` or `fit`.
-
-    Workers compare variables that were assigned outside since the last one."""
-    if workers is None:
-        return contextlib.nullcontext()
-    if workers.assigned and not workers.is_open and not workers.is_tracing:
-        variables = comparable(list(workers.assigned.values()))
-        workers.assigned.clear()
-        if variables and workers.have_values:
-            _check_values(variables, workers, "before `run`")
-    return workers.opened()
-
-
 def _state_of(model: keras.Model) -> list[keras.Variable]:
     left_out = keras_saveables.metric_variables(model)
     variables = keras_saveables.all_variables(model)
     return comparable([v for v in variables if id(v) not in left_out])
 
 
-def _check_values(
+def check_values(
     variables: Sequence[keras.Variable], workers: Workers, when: str
 ) -> None:
     """Raises an error if workers have other values; all workers call it."""
