@@ -90,6 +90,7 @@ class Program:
         # it before the first call of the function.
         self._meets: list[str] = []
         self._is_compared = not is_first
+        self._called = ""
         # Stands for the program at the gate, which may outlive it.
         self._owner = object()
         # The outline of each trace's result. A compiled program returns a
@@ -122,7 +123,7 @@ class Program:
             with gate.lock:
                 gate.settle(self._owner)
                 if meets:
-                    gate.record(f"function `{self._name}`")
+                    gate.record(self._called)
                 return self._dispatched(leaves)
 
     def _dispatched(self, leaves: list[Any]) -> Any:
@@ -221,6 +222,7 @@ class Program:
         self._waits = has_callbacks(program)
         found = collectives(program)
         self._meets = found and [*noted, *found]
+        self._called = f"function `{self._name}`, with {', '.join(self._meets)}"
         self._adopt(trace)
 
     def _adopt(self, trace: Trace) -> None:

@@ -42,6 +42,9 @@ from keras_dist_torch.sums import part_of
 TIMEOUT = 600.0
 # Seconds that a worker waits at its end for the others to end.
 PARTING = 10.0
+# How long gloo waits at a time, and its error if it has to wait longer.
+_TURN = datetime.timedelta(seconds=0.5)
+_NOT_YET = "Operation timed out!"
 # Words in errors of collectives that PyTorch starts itself.
 _SIGNS = ("/gloo/", "ncclerror", "nccl error", "collective was aborted")
 # Dtypes that collectives can't sum, and the wider ones that are sent instead.
@@ -114,8 +117,24 @@ class TorchWorkers(Workers):
 
     def _wait(self, work: Any) -> None:
         """Waits for a collective; the sums of an aborted one are an error."""
-        work.wait()
-        self._check()
+        if self._is_nccl:
+            work.wait()
+            self._check()
+        else:
+            self._wait_on_host(work)
+
+    def _wait_on_host(self, work: Any) -> None:
+        """Waits for a collective of gloo, whose waits no abort ends."""
+        while True:
+            try:
+                work.wait(_TURN)
+            except RuntimeError as error:
+                if str(error) != _NOT_YET:
+                    raise
+                self._check_aborted()
+            else:
+                break
+        self._check_aborted()
 
     def _check(self) -> None:
         """Raises if collectives were aborted, also those that GPUs wait for."""
@@ -143,8 +162,9 @@ class TorchWorkers(Workers):
         )
         if sent.numel():
             with self.named():
-                self._frames._allgather_base(arrived.reshape(-1), sent).wait()
-            self._check_aborted()
+                self._wait_on_host(
+                    self._frames._allgather_base(arrived.reshape(-1), sent)
+                )
         return np.asarray(arrived)
 
     def exchange(

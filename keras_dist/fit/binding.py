@@ -120,6 +120,8 @@ class Binding:
         self.compiled: fingerprint.Fingerprint | None = None
         self.layers: fingerprint.Fingerprint = {}
         self.compared: Any = None
+        # Variables of others that the model's code reads.
+        self.outside: list[keras.Variable] = []
         self._entered = _Entered()
 
     @property

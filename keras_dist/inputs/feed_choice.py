@@ -183,9 +183,7 @@ class AgreedFeed(Feed):
         self._parts = parts
         self._everyone = everyone
         count = own.cardinality
-        counts = workers.concatenate_numbers(
-            [count if count < 2**31 else UNKNOWN]
-        )
+        counts = workers.concatenate_numbers([count])
         self._cardinality = counts[0] if len(set(counts)) == 1 else UNKNOWN
 
     def steps(self) -> Iterator[list[Any]]:

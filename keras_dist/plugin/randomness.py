@@ -52,8 +52,8 @@ def set_state_of_steps(backend: Backend, state: str) -> None:
 
 
 def code_of(state: str) -> int:
-    """Returns a hash of a state, below 2**31."""
-    return zlib.crc32(state.encode()) >> 1
+    """Returns a hash of a state, below 2**32."""
+    return zlib.crc32(state.encode())
 
 
 @contextlib.contextmanager

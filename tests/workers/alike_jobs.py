@@ -28,6 +28,17 @@ def mismatches():
         return strategy.gather(values[min(index, 1)], axis=0)
 
     floats, integers = np.ones(2, "float32"), np.ones(2, "int32")
+    replica = keras_dist.get_replica_context
+
+    def run(*reductions, size=2):
+        @keras_dist.function
+        def compiled():
+            ones = keras.ops.ones(size)
+            return [replica().all_reduce(op, ones) for op in reductions]
+
+        return strategy.experimental_local_results(strategy.run(compiled))
+
+    square = np.ones((2, 2), "float32")
     cases = {
         "reduce on the chief": lambda: alone(1),
         "a large reduce on the chief": lambda: alone(LARGE),
@@ -45,6 +56,11 @@ def mismatches():
         "other reductions": lambda: strategy.reduce(
             "MAX" if index else "MIN", floats, axis=None
         ),
+        "axes": lambda: strategy.reduce("SUM", square, axis=min(index, 1)),
+        "keys": lambda: reduce({"b" if index else "a": floats}),
+        "a function's shapes": lambda: run("SUM", size=3 + index),
+        "a function's operations": lambda: run("MEAN" if index else "SUM"),
+        "more in a function": lambda: run("SUM", *["SUM"] * min(index, 1)),
         "lines": lambda: reduce(floats) if index else gather(floats, floats),
         "all_reduce": lambda: strategy.run(
             lambda: keras_dist.get_replica_context().all_reduce(
@@ -165,7 +181,37 @@ def fingerprints():
             model.compile(keras.optimizers.SGD(0.1, rate), "mse")
         return model.train_on_batch(x, y)
 
+    def loop(optimizer):
+        with strategy.scope():
+            model = model_of()
+            optimizer.build(model.trainable_variables)
+
+        def loss():
+            return keras.ops.mean(model(x) ** 2)
+
+        @keras_dist.function
+        def step():
+            variables = model.trainable_variables
+            value, gradients = keras_dist.value_and_grad(loss, variables)
+            optimizer.apply(gradients, variables)
+            return value
+
+        # Workers compare a function that runs in another one, too.
+        @keras_dist.function
+        def train():
+            return strategy.run(step)
+
+        strategy.run(step)
+        train()
+        return model.get_weights()
+
+    def other_step():
+        if is_last:
+            return strategy.run(lambda: keras.ops.ones(2))
+        return strategy.run(lambda: keras.ops.ones(1))
+
     adam, rate = keras.optimizers.Adam, 0.5 + 0.25 * is_last
+    sgd = keras.optimizers.SGD
     stopping = keras.callbacks.EarlyStopping("loss")
     patient = keras.callbacks.EarlyStopping("loss", patience=1 + is_last)
     dense = keras.layers.Dense
@@ -178,6 +224,8 @@ def fingerprints():
             lambda: of_layer(lambda: dense(1, kernel_regularizer=Shrinks()))
         ),
         "a batch": one_batch,
+        "loop": lambda: loop(sgd(0.1, momentum=rate)),
+        "other step": other_step,
         "patience": lambda: fit(callbacks=[patient]),
         "activation": layer,
         "trainable": frozen,
@@ -193,6 +241,7 @@ def fingerprints():
     if is_last:
         keras.layers.Dense(1)
     found["alike"] = fit()
+    found["alike"] += loop(sgd(0.1, momentum=0.5))
     return found
 
 
@@ -240,6 +289,19 @@ def drifts():
     def at_the_end(logs):
         model.layers[0].kernel.assign_add(np.full((3, 4), 0.5 * index))
 
+    with strategy.scope():
+        beta = keras.Variable(1.0)
+        other = model_of()
+    other.compile("sgd", lambda y, pred: beta * keras.ops.abs(y - pred))
+
+    def beta_of_the_chief(epoch, logs):
+        if not index:
+            beta.assign(2.0)
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=beta_of_the_chief)
+    found["outside"] = attempted(
+        lambda: other.fit(x, y, callbacks=[callback], **fit)
+    )
     callback = keras.callbacks.LambdaCallback(on_train_end=at_the_end)
     found["end"] = attempted(
         lambda: model.fit(x, y, callbacks=[callback], **fit)

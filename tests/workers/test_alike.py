@@ -25,13 +25,16 @@ def launched(job, workers=2):
         *("reduce on the chief", "a large reduce on the chief", "dtypes"),
         *("ranks", "columns", "shapes", "large shapes", "lines"),
         *("a large and a small one", "reductions", "other reductions"),
-        "all_reduce",
+        *("all_reduce", "axes", "keys", "a function's shapes"),
+        *("a function's operations", "more in a function"),
     ],
 )
 def test_exchanges_that_differ_are_told_with_their_lines(name, workers):
     for found in launched("mismatches", workers):
         assert found[name].startswith(APART)
-        assert found[name].count("alike_jobs.py:") >= 2
+        # Of a compiled function, the program is named.
+        lines = found[name].count("alike_jobs.py:")
+        assert lines + found[name].count("function `compiled`") >= 2
         assert f"worker {workers - 1} at" in found[name]
 
 
@@ -53,6 +56,8 @@ def test_exchanges_that_differ_are_told_with_their_lines(name, workers):
         ("read by a layer", "SETTINGS: {'rate': 0.5} on worker 0"),
         ("regularizer", "'rate': 0.75"),
         ("a batch", "momentum: 0.5 on worker 0, 0.75 on worker 1"),
+        ("loop", "`optimizer`: momentum: 0.5 on worker 0, 0.75 on worker 1"),
+        ("other step", "step `<lambda>`"),
     ],
 )
 def test_other_computations_are_told_before_they_begin(name, told):
@@ -88,6 +93,12 @@ def test_variables_that_part_at_the_end_of_fit():
 def test_what_is_no_number_on_one_worker_is_apart():
     for found in launched("drifts"):
         assert "kernel' by inf on worker 1" in found["no number"]
+
+
+def test_a_variable_outside_of_the_model_may_not_part():
+    for found in launched("drifts"):
+        assert "other values at the end of an epoch" in found["outside"]
+        assert "by 1 on worker 1" in found["outside"]
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -144,9 +144,9 @@ def test_other_variables_on_a_worker_are_an_error():
 
 WAYS = {
     "swapped": "at a read of variable_1, sharded_jobs.py",
-    "read": "all workers have to",
-    "saved": "all workers have to",
-    "saved in parts": "all workers have to",
+    "read": "at a read of .*kernel, sharded_jobs.py",
+    "saved": "at all variables, to save or load them, sharded_jobs.py",
+    "saved in parts": "at save_sharded or restore_sharded, sharded_jobs.py",
     "assigned alone": "at an assignment of variable, sharded_jobs.py",
 }
 

@@ -13,6 +13,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.strategy_core import StrategyBase
@@ -61,10 +62,10 @@ def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
     if workers is None or not workers.have_values:
         return 0
     variables = _state_of(model)
-    code = _code_of([keras_internals.value_of(v) for v in variables])
+    code = code_of([keras_internals.value_of(v) for v in variables])
     for index in range(1, plan.num_local_replicas):
         copies = [strategy.executor.home(v).read(index) for v in variables]
-        if _code_of(copies) != code:
+        if code_of(copies) != code:
             _check_copies(variables, copies, index, workers)
     return code
 
@@ -110,6 +111,7 @@ def check_digest(
 def _state_of(model: keras.Model) -> list[keras.Variable]:
     left_out = keras_saveables.metric_variables(model)
     variables = keras_saveables.all_variables(model)
+    variables += getattr(bound(model), "outside", [])
     return comparable([v for v in variables if id(v) not in left_out])
 
 
@@ -118,7 +120,7 @@ def check_values(
 ) -> None:
     """Raises an error if workers have other values; all workers call it."""
     values = [keras_internals.value_of(variable) for variable in variables]
-    codes = [_code_of([value]) for value in values]
+    codes = [code_of([value]) for value in values]
     everyone = np.array(
         workers.concatenate_numbers(codes, f"the values of variables {when}")
     ).reshape(-1, len(codes))
@@ -205,8 +207,8 @@ def _apart(of: str, found: Sequence[str]) -> ReplicaDivergenceError:
     )
 
 
-def _code_of(values: Sequence[Any]) -> int:
-    """Returns a hash of values: of their bits, or on accelerators of sums."""
+def code_of(values: Sequence[Any]) -> int:
+    """Returns a hash below 2**32: of bits, or on accelerators of sums."""
     if get_backend().list_devices()[0].type != "cpu":
         sums = [s for value in values for s in _sums(value)]
         values = [ops.stack(sums)] if sums else []

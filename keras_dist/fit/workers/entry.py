@@ -34,8 +34,6 @@ from keras_dist.plugin.workers import Workers
 
 METHODS = ("fit", "evaluate", "predict")
 UNKNOWN = -1
-# Numbers travel as 32-bit integers.
-_LARGEST = 2**31 - 1
 _NUMBERS = (
     "batch_size",
     "epochs",
@@ -136,7 +134,7 @@ def _named(name: str, value: int) -> str:
 def _number(value: Any) -> int:
     if value is None or isinstance(value, (list, tuple, set)):
         return UNKNOWN if value is None else len(value)
-    return int(value) if 0 <= int(value) <= _LARGEST else UNKNOWN
+    return max(int(value), UNKNOWN)
 
 
 _BACKUP_FREQUENCY = "save_freq of BackupAndRestore (0 for 'epoch')"
@@ -204,6 +202,8 @@ class Entry:
                 data, list(zip(*seen, strict=True)), self._workers
             )
         if self._name == "fit":
+            outside = fingerprint.variables_outside(self._model)
+            vars(bound(self._model))["outside"] = outside
             self._join(any(have_callbacks))
 
     def run(self) -> Any:

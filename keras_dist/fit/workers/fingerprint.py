@@ -95,6 +95,15 @@ def of_layers(model: keras.Layer) -> Fingerprint:
     return found
 
 
+def variables_outside(model: keras.Model) -> list[keras.Variable]:
+    """Returns variables that code for a model reads, but that it hasn't."""
+    things = [keras_internals.compile_arguments(model) or {}]
+    things += model._flatten_layers()
+    known = {id(v) for v in keras_saveables.all_variables(model)}
+    found = users_code.reached(things).variables
+    return [variable for variable in found if id(variable) not in known]
+
+
 def of_callback(callback: Any) -> str:
     """Describes a callback by its class, and what was passed to it."""
     if not isinstance(callback, keras.callbacks.EarlyStopping):
@@ -160,10 +169,10 @@ def of_step(fn: Callable[..., Any]) -> Fingerprint:
     """Describes a function, and the objects of Keras that it uses."""
     if isinstance(fn, CompiledFunction):
         fn = fn.python_function
-    codes, objects = users_code.reached(fn)
-    text = " ".join(map(users_code.code_text, codes))
+    reached = users_code.reached(fn)
+    text = " ".join(map(users_code.code_text, reached.codes))
     found = {f"step `{getattr(fn, '__name__', '')}`": text}
-    for name, thing in objects.items():
+    for name, thing in reached.objects.items():
         if isinstance(thing, keras.Layer):
             found |= {f"`{name}`, {k}": v for k, v in of_layers(thing).items()}
         else:

@@ -9,6 +9,7 @@ from typing import Any
 from keras_dist.core import context
 from keras_dist.fit.workers import drift
 from keras_dist.fit.workers import fingerprint
+from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.workers import Workers
 
 # Functions of one code that are compared.
@@ -34,6 +35,7 @@ def in_run(
     return workers.opened()
 
 
+@of_its_own("`run`")
 def _compare(fn: Callable[..., Any], workers: Workers) -> None:
     """Compares what a function computes on the workers, before its first call.
 
@@ -53,7 +55,7 @@ def _compare(fn: Callable[..., Any], workers: Workers) -> None:
     if workers.is_tracing:  # the outer function is compared
         context.note_exchange(f"step {number:x}")
         return
-    codes = workers.concatenate_numbers([number], "`run`, to compare steps")
+    codes = workers.concatenate_numbers([number], "a comparison of steps")
     fingerprint.compare(found, codes, workers)
     workers.compared.add(key)
     workers.num_compared[code] += 1

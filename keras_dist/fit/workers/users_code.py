@@ -5,6 +5,7 @@ import dis
 import functools
 import hashlib
 import inspect
+import itertools
 import sys
 import sysconfig
 import types
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -25,6 +27,8 @@ from keras_dist.internals.keras_internals import Saveable
 _SETTINGS = (float, str, np.floating)
 # Elements of an array that code reads, at most.
 _MOST_ELEMENTS = 100_000
+# Items of a list or dict that are looked at, at most.
+_MOST_ITEMS = 1000
 # Methods that a user may replace on the chief alone.
 SAVES = {"save", "save_weights", "export", "summary"}
 # Methods that say nothing of what the rest of a class reads.
@@ -53,13 +57,10 @@ def read_by_class(thing: Any) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     codes: list[types.CodeType] = []
     for base in filter(is_users, reversed(type(thing).__mro__)):
-        for name, value in vars(base).items():
-            function = _function_in(value)
-            if function is None:
-                attributes[name] = value
-            elif name not in _MAKES:
-                codes += codes_in(function.__code__)
-                values |= outer_values(function)
+        attributes |= vars(base)
+    for function in _methods_of(type(thing)):
+        codes += codes_in(function.__code__)
+        values |= outer_values(function)
     attributes |= getattr(thing, "__dict__", {})
     read = {name for code in codes for name in code.co_names}
     values |= {n: v for n, v in attributes.items() if n in read}
@@ -149,48 +150,70 @@ def outer_values(function: Any) -> dict[str, Any]:
     }
 
 
-def reached(fn: Any) -> tuple[list[types.CodeType], dict[str, Saveable]]:
-    """Returns the user's code that a function runs, and Keras' objects in it.
+class Reached(NamedTuple):
+    """What a user's code comes to: code, and objects of Keras by name."""
 
-    These are layers, optimizers, losses and metrics, by name."""
-    codes: list[types.CodeType] = []
-    objects: dict[str, Saveable] = {}
-    seen: list[Any] = []  # keeps them, so that ids are not used again
+    codes: list[types.CodeType]
+    # Layers, optimizers, losses and metrics.
+    objects: dict[str, Saveable]
+    variables: list[keras.Variable]
+
+
+def reached(thing: Any) -> Reached:
+    """Returns what a function, or a nest of functions and objects, comes to."""
+    found = Reached([], {}, [])
+    seen: dict[int, Any] = {}  # keeps them, so that ids are not used again
 
     def visit(name: str, value: Any) -> None:
-        if any(value is each for each in seen):
+        if id(value) in seen:
             return
-        seen.append(value)
+        seen[id(value)] = value
         if isinstance(value, functools.partial):
             visit(name, [value.func, value.args, value.keywords])
-        elif isinstance(value, Saveable):
-            objects[name] = value
+        elif isinstance(value, keras.Variable):
+            found.variables.append(value)
         elif isinstance(value, (list, tuple)):
-            for index, each in enumerate(value):
+            for index, each in enumerate(value[:_MOST_ITEMS]):
                 visit(f"{name}[{index}]", each)
         elif isinstance(value, dict):
-            for key, each in value.items():
-                visit(f"{name}[{key!r}]", each)
-        elif inspect.ismethod(value) or inspect.isfunction(value):
-            visit_function(value)
-        elif callable(value) and is_users(type(value)):
-            visit_function(value.__call__)
+            for key in itertools.islice(value, _MOST_ITEMS):
+                visit(f"{name}[{key!r}]", value[key])
+        elif inspect.ismethod(value):
+            visit_function(value.__func__, value.__self__)
+        elif inspect.isfunction(value):
+            visit_function(value, None)
+        elif isinstance(value, Saveable) or (
+            is_users(type(value)) and callable(value)
+        ):
+            if isinstance(value, Saveable):
+                found.objects[name] = value
+            for method in _methods_of(type(value)):
+                visit_function(method, value)
 
-    def visit_function(method: Any) -> None:
-        function = inspect.unwrap(getattr(method, "__func__", method))
+    def visit_function(function: Any, owner: Any) -> None:
+        function = inspect.unwrap(function)
         if not inspect.isfunction(function) or not is_users(function):
             return
         own = [*codes_in(function.__code__)]
-        codes.append(own[0])
+        found.codes.append(own[0])
         for name, value in outer_values(function).items():
             visit(name, value)
-        owner = vars(getattr(method, "__self__", function))
+        attributes = getattr(owner, "__dict__", {})
         for name in sorted({n for each in own for n in each.co_names}):
-            if name in owner:
-                visit(f"self.{name}", owner[name])
+            if name in attributes:
+                visit(f"self.{name}", attributes[name])
 
-    visit("the step", fn)
-    return codes, objects
+    visit("it", thing)
+    return found
+
+
+def _methods_of(cls: type) -> Iterator[Any]:
+    """Yields the functions of a user's class that compute something."""
+    for base in filter(is_users, reversed(cls.__mro__)):
+        for name, value in vars(base).items():
+            function = _function_in(value)
+            if function is not None and name not in _MAKES:
+                yield function
 
 
 def _content(cell: Any) -> Any:
