@@ -57,7 +57,10 @@ def test_exchanges_that_differ_are_told_with_their_lines(name, workers):
         ("regularizer", "'rate': 0.75"),
         ("a batch", "momentum: 0.5 on worker 0, 0.75 on worker 1"),
         ("loop", "`optimizer`: momentum: 0.5 on worker 0, 0.75 on worker 1"),
-        ("other step", "step `<lambda>`"),
+        (
+            "other step",
+            "code of `fingerprints.<locals>.other_step.<locals>.<lambda>`",
+        ),
     ],
 )
 def test_other_computations_are_told_before_they_begin(name, told):

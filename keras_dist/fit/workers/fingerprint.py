@@ -170,8 +170,10 @@ def of_step(fn: Callable[..., Any]) -> Fingerprint:
     if isinstance(fn, CompiledFunction):
         fn = fn.python_function
     reached = users_code.reached(fn)
-    text = " ".join(map(users_code.code_text, reached.codes))
-    found = {f"step `{getattr(fn, '__name__', '')}`": text}
+    found: Fingerprint = {}
+    for code in reached.codes:
+        what = f"code of `{code.co_qualname}`"
+        found[what] = found.get(what, "") + users_code.code_text(code)
     for name, thing in reached.objects.items():
         if isinstance(thing, keras.Layer):
             found |= {f"`{name}`, {k}": v for k, v in of_layers(thing).items()}

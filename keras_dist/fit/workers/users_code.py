@@ -197,7 +197,8 @@ def reached(thing: Any) -> Reached:
         own = [*codes_in(function.__code__)]
         found.codes.append(own[0])
         for name, value in outer_values(function).items():
-            visit(name, value)
+            if not name.startswith("_") or inspect.isfunction(value):
+                visit(name, value)
         attributes = getattr(owner, "__dict__", {})
         for name in sorted({n for each in own for n in each.co_names}):
             if name in attributes:
