@@ -37,6 +37,7 @@ from keras_dist.fit.workers import loops
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.chief_only import check_all_come
+from keras_dist.plugin.recorder import of_its_own
 from keras_dist.replica.call import run_on_one
 from keras_dist.replica.call import run_on_replicas
 from keras_dist.replica.function import Function
@@ -51,6 +52,7 @@ from keras_dist.replica.variables import CentralVariable
 class ReplicaMethods(StrategyBase):
     """The methods of a strategy that run functions and combine values."""
 
+    @of_its_own("`run`")
     def run(
         self,
         fn: Callable[..., Any],
