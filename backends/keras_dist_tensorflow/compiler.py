@@ -127,10 +127,13 @@ class TensorFlowCompiler(Compiler):
         kept = self._kept.setdefault(function.key, {})
         traced = kept.get(kind)
         if traced is None or traced.is_outdated:
+            # One worker may have to trace again, so that isn't compared.
+            meets = None if traced is None else traced.meets
             traced = Traced(
                 function.name,
                 make(function.held_weakly()),
                 self._jit_compile(function),
+                meets,
             )
             kept[kind] = traced
         check_arguments(function, args, kwargs)
@@ -140,7 +143,7 @@ class TensorFlowCompiler(Compiler):
             else _recorded(self.workers, function.name, traced, args, kwargs)
         )
         # Without the scope, results are copied to the default device.
-        with recorded, self.scope():
+        with self.scope(), recorded:
             return traced(args, kwargs)
 
     def _jit_compile(self, function: CompiledFunction) -> bool | None:
@@ -165,19 +168,23 @@ def _recorded(
     kwargs: Any,
 ) -> Iterator[None]:
     """Records a call of a function in which workers meet."""
+    call = Call(f"function `{name}`", f"function `{name}`")
+    before = workers.num_traced
     if traced.meets is None:
-        before = workers.num_traced
         with noting_exchanges() as found:
             traced.trace(args, kwargs)
         meets = workers.num_traced > before
         if meets:
             workers.compare_program(name, found)
         traced.meets = meets
-    if traced.meets:
-        call = Call(f"function `{name}`", f"function `{name}`")
+    knows = traced.meets
+    if knows:
         workers.recorder.note(call)
     with workers.explaining():
         yield
+    traced.meets = knows or workers.num_traced > before
+    if traced.meets and not knows:  # other arguments had another trace
+        workers.recorder.note(call)
 
 
 def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:

@@ -35,14 +35,18 @@ class Traced:
     """A function of `args` and `kwargs`, traced once for each signature."""
 
     def __init__(
-        self, name: str, fn: Callable[..., Any], jit_compile: bool | None
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        jit_compile: bool | None,
+        meets: bool | None = None,
     ) -> None:
         self._name = name
         self._log = TraceLog(name)
         self._fn = fn
         self._jit_compile = jit_compile
         # Whether workers meet in it; `None` before they have compared that.
-        self.meets: bool | None = None
+        self.meets = meets
         self._moves = Moves.so_far
         # Made now: a trace must not create this variable.
         make_global_seed()
