@@ -134,6 +134,8 @@ class Workers(ABC):
         self.num_compared: Counter[Any] = Counter()
         # What kind of step runs, in which replicas of any number exchange.
         self.in_step = ""
+        # How many variables have got the chief's values.
+        self.num_taken = 0
         # What is compared of an exchange besides its values.
         self.in_call = ""
 

@@ -210,6 +210,13 @@ def fingerprints():
             return strategy.run(lambda: keras.ops.ones(2))
         return strategy.run(lambda: keras.ops.ones(1))
 
+    def other_model():
+        with strategy.scope():
+            models = [model_of(), model_of()]
+        for model in models:
+            model.compile("sgd", "mse")
+        models[is_last].fit(x, y, verbose=0)
+
     adam, rate = keras.optimizers.Adam, 0.5 + 0.25 * is_last
     sgd = keras.optimizers.SGD
     stopping = keras.callbacks.EarlyStopping("loss")
@@ -226,6 +233,7 @@ def fingerprints():
         "a batch": one_batch,
         "loop": lambda: loop(sgd(0.1, momentum=rate)),
         "other step": other_step,
+        "other model": other_model,
         "patience": lambda: fit(callbacks=[patient]),
         "activation": layer,
         "trainable": frozen,

@@ -69,6 +69,14 @@ def test_other_computations_are_told_before_they_begin(name, told):
         assert told in found[name]
 
 
+def test_workers_fit_the_same_model():
+    for found in launched("fingerprints"):
+        assert (
+            "Workers call a method for different models"
+            in (found["other model"])
+        )
+
+
 def test_what_does_not_count_is_no_error():
     first, second = (found["alike"] for found in launched("fingerprints"))
     for own, expected in zip(first, second, strict=True):

@@ -1,4 +1,4 @@
-"""A loop of the user's around `run`: what workers compare in it."""
+"""Comparisons of workers in a loop of the user's around `run`."""
 
 import contextlib
 import functools

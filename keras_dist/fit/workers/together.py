@@ -22,6 +22,7 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.workers import Workers
 
+# A variable's number among those that all workers have got from the chief.
 _TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
 # What the names of files and folders begin with that are being written.
@@ -78,7 +79,9 @@ def take_chiefs_values(
     code = _code_of(values) if workers.have_values else _UNKNOWN
     codes = check_alike(chosen, workers, code)
     for variable in chosen:
-        setattr(variable, _TAKEN, True)
+        if _TAKEN not in vars(variable):
+            workers.num_taken += 1
+            setattr(variable, _TAKEN, workers.num_taken)
     if len(set(codes)) == 1 and codes[0] != _UNKNOWN:
         return
     values = workers.broadcast(values)
@@ -162,7 +165,9 @@ def check_alike(
     variables: Sequence[keras.Variable], workers: Workers, number: int = 0
 ) -> list[int]:
     """Compares the variables of all workers; returns the number of each."""
-    described = [[v.path, list(v.shape), v.dtype] for v in variables]
+    described = [
+        [v.path, list(v.shape), v.dtype, vars(v).get(_TAKEN)] for v in variables
+    ]
     code = zlib.crc32(repr([each[1:] for each in described]).encode())
     everyone = workers.concatenate_numbers([len(variables), code, number])
     if len(set(everyone[::3])) == len(set(everyone[1::3])) == 1:
@@ -180,6 +185,13 @@ def check_alike(
         for position, pair in enumerate(pairs)
         if pair[0] is None or pair[1] is None or pair[0][1:] != pair[1][1:]
     )
+    if chiefs and own and chiefs[1:-1] == own[1:-1]:
+        raise ReplicaDivergenceError(
+            "Workers call a method for different models. Received: variable "
+            f"'{chiefs[0]}', made as number {chiefs[-1]}, on worker 0; "
+            f"'{own[0]}', made as number {own[-1]}, on worker {index}. "
+            "Expected: the same models in the same order on every worker."
+        )
     raise ReplicaDivergenceError(
         "Workers made different variables, so they can't train together. "
         f"Received: {len(first)} variables on worker 0, {len(other)} on "
@@ -193,7 +205,7 @@ def check_alike(
 def _variable(described: list[Any] | None) -> str:
     if described is None:
         return "none"
-    path, shape, dtype = described
+    path, shape, dtype, _ = described
     return f"'{path}' of shape {tuple(shape)} and {dtype}"
 
 

@@ -1,4 +1,4 @@
-"""What a user's code computes: a hash of it, and the values that it reads."""
+"""A user's code: a hash of it, and the values and objects that it reads."""
 
 import argparse
 import dis
@@ -151,10 +151,10 @@ def outer_values(function: Any) -> dict[str, Any]:
 
 
 class Reached(NamedTuple):
-    """What a user's code comes to: code, and objects of Keras by name."""
+    """The code that a user's function runs, and what is used in it."""
 
     codes: list[types.CodeType]
-    # Layers, optimizers, losses and metrics.
+    # Layers, optimizers, losses and metrics, by name.
     objects: dict[str, Saveable]
     variables: list[keras.Variable]
 
