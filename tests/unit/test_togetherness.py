@@ -574,14 +574,25 @@ def test_schedules_are_not_compared():
     ("theirs", "expected"),
     [
         (
-            [["d/kernel", [2, 3], "float32"], ["d/bias", [4], "float32"]],
+            [
+                ["d/kernel", [2, 3], "float32", None],
+                ["d/bias", [4], "float32", None],
+            ],
             "number 1: 'd/bias' of shape (3,) and float32 on worker 0, "
             "'d/bias' of shape (4,) and float32 on worker 1",
         ),
         (
-            [["d/kernel", [2, 3], "float32"]],
+            [["d/kernel", [2, 3], "float32", None]],
             "number 1: 'd/bias' of shape (3,) and float32 on worker 0, none "
             "on worker 1",
+        ),
+        (
+            [
+                ["e/kernel", [2, 3], "float32", 7],
+                ["e/bias", [3], "float32", 8],
+            ],
+            "'d/kernel', a new variable, on worker 0, 'e/kernel', variable 7 "
+            "of this process, on worker 1",
         ),
     ],
 )

@@ -187,10 +187,10 @@ def check_alike(
     )
     if chiefs and own and chiefs[1:-1] == own[1:-1]:
         raise ReplicaDivergenceError(
-            "Workers call a method for different models. Received: variable "
-            f"'{chiefs[0]}', made as number {chiefs[-1]}, on worker 0; "
-            f"'{own[0]}', made as number {own[-1]}, on worker {index}. "
-            "Expected: the same models in the same order on every worker."
+            "Workers call a method for different models. Received: "
+            f"{_numbered(chiefs)} on worker 0, {_numbered(own)} on worker "
+            f"{index}. Expected: the same models in the same order on every "
+            "worker."
         )
     raise ReplicaDivergenceError(
         "Workers made different variables, so they can't train together. "
@@ -207,6 +207,13 @@ def _variable(described: list[Any] | None) -> str:
         return "none"
     path, shape, dtype, _ = described
     return f"'{path}' of shape {tuple(shape)} and {dtype}"
+
+
+def _numbered(described: list[Any]) -> str:
+    path, _, _, number = described
+    if number is None:
+        return f"'{path}', a new variable,"
+    return f"'{path}', variable {number} of this process,"
 
 
 @contextlib.contextmanager
