@@ -42,9 +42,8 @@ from keras_dist_torch.sums import part_of
 TIMEOUT = 600.0
 # Seconds that a worker waits at its end for the others to end.
 PARTING = 10.0
-# How long gloo waits at a time, and its error if it has to wait longer.
+# How long gloo waits at a time.
 _TURN = datetime.timedelta(seconds=0.5)
-_NOT_YET = "Operation timed out!"
 # Words in errors of collectives that PyTorch starts itself.
 _SIGNS = ("/gloo/", "ncclerror", "nccl error", "collective was aborted")
 # Dtypes that collectives can't sum, and the wider ones that are sent instead.
@@ -125,16 +124,14 @@ class TorchWorkers(Workers):
 
     def _wait_on_host(self, work: Any) -> None:
         """Waits for a collective of gloo, whose waits no abort ends."""
-        while True:
+        is_over = False
+        while not is_over:
             try:
-                work.wait(_TURN)
-            except RuntimeError as error:
-                if str(error) != _NOT_YET:
-                    raise
-                self._check_aborted()
-            else:
-                break
-        self._check_aborted()
+                is_over = work.wait(_TURN)
+            except RuntimeError:  # that it takes longer, or the work's own
+                if work.is_completed():
+                    is_over = work.wait()
+            self._check_aborted()
 
     def _check(self) -> None:
         """Raises if collectives were aborted, also those that GPUs wait for."""
