@@ -23,10 +23,10 @@ from keras_dist.core.packing import places
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import KerasDistError
+from keras_dist.plugin.bodies import Like
+from keras_dist.plugin.bodies import values_of
 from keras_dist.plugin.meetings import Meetings
-from keras_dist.plugin.workers import Like
 from keras_dist.plugin.workers import Workers
-from keras_dist.plugin.workers import values_of
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
 from keras_dist_jax.gate import WatchedGate

@@ -16,8 +16,8 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
+from keras_dist.plugin.bodies import Body
 from keras_dist.plugin.recorder import Call
-from keras_dist.plugin.workers import Body
 from keras_dist_torch.gradients import after_accumulation
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.sums import Part

@@ -22,14 +22,14 @@ from keras_dist.errors import ClusterError
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import WorkerLostError
 from keras_dist.joining.addresses import own_host
+from keras_dist.plugin.bodies import NO_BODY
+from keras_dist.plugin.bodies import Body
+from keras_dist.plugin.bodies import Like
 from keras_dist.plugin.heartbeats import SILENCE
 from keras_dist.plugin.heartbeats import Heartbeats
 from keras_dist.plugin.heartbeats import lost_error
 from keras_dist.plugin.meetings import Meetings
 from keras_dist.plugin.recorder import Call
-from keras_dist.plugin.workers import NO_BODY
-from keras_dist.plugin.workers import Body
-from keras_dist.plugin.workers import Like
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.stores import StoreBoard
 from keras_dist_torch.stores import connect

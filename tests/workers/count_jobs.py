@@ -10,8 +10,8 @@ import keras_dist
 from keras_dist.bench import measure
 from keras_dist.bench.loops import Loop
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.bodies import NO_BODY
 from keras_dist.plugin.membership import alone_on_purpose
-from keras_dist.plugin.workers import NO_BODY
 
 # By name, what `compile` gets.
 METRICS = {
