@@ -125,7 +125,7 @@ class Layout(ABC):
         """Tells whether arrays have equal shapes on all workers."""
         return True
 
-    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
+    def compare_program(self, described: str) -> None:
         """Raises an error if workers' programs exchange other values."""
 
     @abstractmethod
@@ -292,7 +292,7 @@ class LayoutWorkers(Protocol):
     def meet(self, what: str) -> None:
         """Waits for all workers, which have to come for the same."""
 
-    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
+    def compare_program(self, described: str) -> None:
         """Raises an error if workers' programs exchange other values."""
 
 
@@ -367,8 +367,8 @@ class WideLayout(MeshLayout):
         self._workers.meet(f"an assignment of {name}")
         return self._workers.broadcast([value])[0]
 
-    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
-        self._workers.compare_program(name, exchanges)
+    def compare_program(self, described: str) -> None:
+        self._workers.compare_program(described)
 
     def are_even(self, arguments: Sequence[Any]) -> bool:
         # Each worker makes the program for the shapes of its own arrays.

@@ -88,9 +88,8 @@ class Program:
         self._waits = False
         # What workers do together in it; empty if they don't meet. They compare
         # it before the first call of the function.
-        self._meets: list[str] = []
+        self._meets = ""
         self._is_compared = not is_first
-        self._called = ""
         # Stands for the program at the gate, which may outlive it.
         self._owner = object()
         # The outline of each trace's result. A compiled program returns a
@@ -109,13 +108,13 @@ class Program:
         with LOCK:
             if self._compiled is None:
                 self._survey(leaves)
-            gate, several, meets = self._gate, self._several, False
+            gate, several, meets = self._gate, self._several, ""
             if several is not None and several.is_wide:
-                meets = bool(self._meets)
+                meets = self._meets
                 if meets and not several.are_even(leaves):
                     raise UnevenError
                 if meets and not self._is_compared:
-                    several.compare_program(self._name, self._meets)
+                    several.compare_program(meets)
                     self._is_compared = True
                 leaves = [*map(self._widened, leaves)]
             if not gate.waits:
@@ -123,7 +122,7 @@ class Program:
             with gate.lock:
                 gate.settle(self._owner)
                 if meets:
-                    gate.record(self._called)
+                    gate.record(meets)
                 return self._dispatched(leaves)
 
     def _dispatched(self, leaves: list[Any]) -> Any:
@@ -221,8 +220,9 @@ class Program:
             raise_explained(error, self._name)
         self._waits = has_callbacks(program)
         found = collectives(program)
-        self._meets = found and [*noted, *found]
-        self._called = f"function `{self._name}`, with {', '.join(self._meets)}"
+        if found:
+            exchanges = ", ".join([*noted, *found])
+            self._meets = f"function `{self._name}`, with {exchanges}"
         self._adopt(trace)
 
     def _adopt(self, trace: Trace) -> None:

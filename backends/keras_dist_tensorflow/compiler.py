@@ -175,7 +175,7 @@ def _recorded(
             traced.trace(args, kwargs)
         meets = workers.num_traced > before
         if meets:
-            workers.compare_program(name, found)
+            workers.compare_program(f"{call.text}, with {', '.join(found)}")
         traced.meets = meets
     knows = traced.meets
     if knows:

@@ -341,12 +341,11 @@ class Workers(ABC):
         finally:
             self.in_call = before
 
-    def compare_program(self, name: str, exchanges: Sequence[str]) -> None:
+    def compare_program(self, described: str) -> None:
         """Raises an error if workers' programs exchange other values.
 
         All workers call it, before they run such a program first."""
-        text = f"function `{name}`, with {', '.join(exchanges)}"
-        self.exchange(Call(text, text), b"")
+        self.exchange(Call(described, described), b"")
 
     def step(self, what: str) -> "_Step":
         """Returns the context of a step of `fit`, which is recorded.
