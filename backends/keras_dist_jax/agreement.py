@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from keras_dist.core.nests import always
 from keras_dist.core.nests import regroup
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals.keras_internals import is_seed
+from keras_dist.internals.keras_random import is_seed
 from keras_dist.plugin.replica import divergence
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.layout import Shapes

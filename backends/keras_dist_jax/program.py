@@ -14,8 +14,8 @@ from jax import numpy as jnp
 
 from keras_dist.core.context import noting_exchanges
 from keras_dist.core.context import refusing_variables
-from keras_dist.internals.keras_internals import make_global_seed
 from keras_dist.internals.keras_internals import opened
+from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import arrays
@@ -197,7 +197,7 @@ class Program:
     def _survey(self, leaves: list[Any]) -> None:
         """Traces the function once, only to find its variables."""
         self._log.note(leaves)
-        make_global_seed()
+        lend_global_seed()
         hooks = keras_hooks()
         hooks.install_for_functions()
         install_hooks()

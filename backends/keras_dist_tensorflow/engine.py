@@ -24,7 +24,7 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
-from keras_dist.internals.keras_internals import make_global_seed
+from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
@@ -134,8 +134,8 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         build(model, step, batch)
 
     def prepare(self, model: keras.Model) -> None:
-        # Each thread has its own seed, and a trace must not create variables.
-        make_global_seed()
+        # Each thread has its own, and a trace must not create variables.
+        lend_global_seed()
         self.moves.follow(model, self.updater)
         if model.jit_compile:
             warnings.warn(

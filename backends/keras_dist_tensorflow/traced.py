@@ -20,7 +20,7 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
-from keras_dist.internals.keras_internals import make_global_seed
+from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist.plugin.front_end import keras_hooks
@@ -48,8 +48,8 @@ class Traced:
         # Whether workers meet in it; `None` before they have compared that.
         self.meets = meets
         self._moves = Moves.so_far
-        # Made now: a trace must not create this variable.
-        make_global_seed()
+        # A trace must not create its variable.
+        lend_global_seed()
         # True after the first trace that did not fail.
         self._is_traced = False
         self._function = self._new_function()

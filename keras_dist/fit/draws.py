@@ -13,7 +13,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 
 _OF_SHAPE = (
     "normal",
@@ -30,7 +30,7 @@ _OF_SHAPE = (
 def equal_draws() -> Iterator[set[str]]:
     """Makes Keras draw the same for each row; yields what has drawn."""
     drawn: set[str] = set()
-    module = keras_internals.random_backend
+    module = keras_random.random_backend
     # By name, the stand-in, and the function of Keras that draws for it.
     given: dict[str, tuple[Callable[..., Any], str]] = {
         "dropout": (_dropout, "dropout"),

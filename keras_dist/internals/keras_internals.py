@@ -1,15 +1,13 @@
 """A door to Keras' private names in the front end.
 
-`keras_data`, `keras_metrics` and `keras_optimizers` have those of a subject
-each, this module all others.
+`keras_data`, `keras_metrics`, `keras_optimizers` and `keras_random` have those
+of a subject each, this module all others.
 
 | name | why |
 |---|---|
 | `keras.src.backend.common.global_state` | replica threads inherit it |
 | `keras.src.losses.loss` | reductions are over all replicas |
 | `keras.src.backend.{get,set}_keras_mask` | masks travel with gathered rows |
-| `keras.src.random.seed_generator.global_seed_generator` | is made early |
-| the name `seed_generator_state` | marks the states of seed generators |
 | `keras.Model.__bases__[0]` | the class of trainers, layers have it too |
 | `keras.Variable._value` | the value itself, whatever scope is open |
 | `keras.Model._symbolic_build` | builds under the scope |
@@ -19,7 +17,6 @@ each, this module all others.
 | `keras.src.utils.backend_utils.in_tf_graph` | no data is read in a graph |
 | `keras.src.backend.core.custom_gradient` | users' own backward passes |
 | `keras.src.backend.core.stop_gradient` | in each step, without checks |
-| `keras.src.backend.random` | runs of a model that are compared draw alike |
 | `keras.Model._compile_config` | the arguments of `compile`, as objects |
 | the global attribute `object_name_uids` | copies use up no names |
 | `self`, `args`, `kwargs`, `call_context` in the frame of | to call a layer |
@@ -38,7 +35,6 @@ If one of them moves, `private` raises an error with its name.
 import collections
 import contextlib
 import inspect
-import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,14 +44,12 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.errors import UnsupportedKerasError
+from keras_dist.internals import keras_random
 from keras_dist.internals.private_names import private
 
 global_state = private("keras.src.backend.common.global_state")
 losses = private("keras.src.losses.loss")
 cloning = private("keras.src.models.cloning")
-global_seed_generator = private(
-    "keras.src.random.seed_generator.global_seed_generator"
-)
 saving_lib = private("keras.src.saving.saving_lib")
 legacy_format = private("keras.src.legacy.saving.legacy_h5_format")
 Saveable = private("keras.src.saving.keras_saveable.KerasSaveable")
@@ -64,7 +58,6 @@ in_tf_graph = private("keras.src.utils.backend_utils.in_tf_graph")
 Trainer: type[Any] = keras.Model.__bases__[0]
 # Keras 3.16 has folders `ops` in its backends.
 backend_core = private("keras.src.backend.ops.core", "keras.src.backend.core")
-random_backend = private("keras.src.backend.random")
 get_mask = private(
     "keras.src.backend.common.masking.get_keras_mask",
     "keras.src.backend.get_keras_mask",
@@ -103,7 +96,6 @@ for _name in (
 _NOT_INHERITED = {"stateless_scope", "current_call_ctx", "torch_device"}
 _NAMES = "name_scope_stack"
 _NAME_COUNTS = "object_name_uids"
-_GLOBAL_SEED = "global_seed_generator"
 _COMPILATION = "keras_dist_compilation"
 _CALL_CONTEXT = "current_call_ctx"
 _LAYER_CALL = inspect.unwrap(keras.Layer.__call__).__code__
@@ -132,36 +124,6 @@ def is_wholly_built(model: keras.Model) -> bool:
     parts = [getattr(model, name, None) for name in names]
     parts += model._flatten_layers()
     return all(part is None or part.built for part in parts)
-
-
-def make_global_seed() -> None:
-    """Makes Keras' global seed generator, which belongs to no strategy."""
-    if global_state.get_global_attribute(_GLOBAL_SEED) is None:
-        # The new generator draws from Python's random state.
-        state = random.getstate()
-        # The generator is no variable of the compiled function that runs now.
-        with context.in_replica(None), context.refusing_variables(None):
-            global_seed_generator()
-        random.setstate(state)
-
-
-def global_seed() -> list[int] | None:
-    """Returns the state of Keras' global seed generator, if there is one."""
-    generator = global_state.get_global_attribute(_GLOBAL_SEED)
-    if generator is None:
-        return None
-    state: list[int] = keras.ops.convert_to_numpy(generator.state).tolist()
-    return state
-
-
-def set_global_seed(state: list[int] | None) -> None:
-    """Restores a state from `global_seed`, of this process or another one."""
-    if state is None:
-        global_state.set_global_attribute(_GLOBAL_SEED, None)
-        return
-    make_global_seed()
-    generator = global_state.get_global_attribute(_GLOBAL_SEED)
-    keras.Variable.assign(generator.state, state)
 
 
 def name_counts() -> dict[str, int]:
@@ -257,7 +219,7 @@ def thread_state() -> dict[str, Any]:
         Dict of Keras' global attributes and what keras_dist adds to them, for
         `inherit_thread_state`.
     """
-    make_global_seed()
+    keras_random.lend_global_seed()
     state = {
         name: value
         for name, value in vars(global_state.GLOBAL_STATE_TRACKER).items()
@@ -286,12 +248,6 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
 def session() -> object:
     """Returns an object that `keras.utils.clear_session` replaces."""
     return global_state.GLOBAL_STATE_TRACKER
-
-
-def is_seed(variable: keras.Variable) -> bool:
-    """Returns whether a variable is a `SeedGenerator`'s state."""
-    # Not compared between replicas: that would wait for the device.
-    return bool(variable.name == "seed_generator_state")
 
 
 def value_of(variable: keras.Variable) -> Any:

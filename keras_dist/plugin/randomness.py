@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.workers import Workers
 
@@ -27,7 +27,7 @@ def random_state(backend: Backend) -> str:
         {
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=False),
-            "keras": keras_internals.global_seed(),
+            "keras": keras_random.global_seed(),
             "framework": backend.random_state(),
         },
         default=lambda array: array.tolist(),
@@ -47,7 +47,7 @@ def set_state_of_steps(backend: Backend, state: str) -> None:
     """Restores the states of Keras and the framework only. Data, which may be
     read ahead, draws from Python's and NumPy's."""
     states = json.loads(state)
-    keras_internals.set_global_seed(states["keras"])
+    keras_random.set_global_seed(states["keras"])
     backend.set_random_state(states["framework"])
 
 

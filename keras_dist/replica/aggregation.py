@@ -10,7 +10,7 @@ from keras import ops
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import is_zero
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 
 
 def aggregate(variable: Any, values: Sequence[Any]) -> Any:
@@ -95,7 +95,7 @@ def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
     if is_float and not variable.trainable:
         return combine_all_on_primary(ReduceOp.MEAN, [(variable, values)])[0]
     executor = variable.distribute_strategy.executor
-    if keras_internals.is_seed(variable):
+    if keras_random.is_seed(variable):
         return executor.mirror(values[0])
     executor.check_equal(values, lambda: _divergence(variable, values))
     return executor.mirror(values[0])

@@ -14,6 +14,7 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.workers import Workers
 
@@ -284,7 +285,7 @@ def by_variable(
 def check_integers(variable: Any, values: list[Any]) -> None:
     """Refuses integers that differ between replicas: they have no mean."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
-    if "float" in dtype or keras_internals.is_seed(variable):
+    if "float" in dtype or keras_random.is_seed(variable):
         return
     variable.distribute_strategy.executor.check_equal(
         values,

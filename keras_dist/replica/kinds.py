@@ -10,6 +10,7 @@ import keras
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.internals import keras_saveables
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.plugin.workers import Workers
@@ -87,7 +88,7 @@ class Kinds:
         found = None
         call = keras_internals.innermost_call()
         if call is not None and not (
-            keras_internals.is_seed(variable)
+            keras_random.is_seed(variable)
             or variable.synchronization == "on_read"
         ):
             found = self._found(step, call)

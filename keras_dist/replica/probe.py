@@ -13,6 +13,7 @@ from keras import ops
 from keras import tree
 
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.backend import get_backend
@@ -147,7 +148,7 @@ class ProbeScope(keras.StatelessScope):
         if value is None:
             value = keras_internals.value_of(variable)
         value = ops.convert_to_tensor(value)
-        if keras_internals.is_seed(variable):
+        if keras_random.is_seed(variable):
             return value + ops.cast(7, value.dtype) if self._reseeded else value
         return _shifted(value) if self._shift else value
 
@@ -251,7 +252,7 @@ def _observed(
     changes = {
         key: (variable, _to_numpy(scope.state_mapping[key]) - _to_numpy(before))
         for key, (variable, before) in scope.assigned.items()
-        if not keras_internals.is_seed(variable) and key not in scope.alike
+        if not keras_random.is_seed(variable) and key not in scope.alike
     }
     return terms, changes
 

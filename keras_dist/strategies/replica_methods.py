@@ -36,6 +36,7 @@ from keras_dist.fit.creation import creation_hooks
 from keras_dist.fit.workers import loops
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.recorder import of_its_own
 from keras_dist.replica.call import run_on_one
@@ -150,7 +151,7 @@ class ReplicaMethods(StrategyBase):
         return regroup(results, wrap, wraps, self.executor.snapshot)
 
     def _run_on_replicas(self, on_replica: Callable[[int], Any]) -> list[Any]:
-        keras_internals.make_global_seed()
+        keras_random.lend_global_seed()
         runner = self.executor.replicas
         try:
             with creation_hooks():

@@ -20,6 +20,7 @@ from keras_dist.fit.binding import claim_variable
 from keras_dist.fit.creation import creation_hooks
 from keras_dist.fit.plain_models import watch_training
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import executor_of
 from keras_dist.strategies.cross_device_ops import CrossDeviceOps
@@ -150,8 +151,8 @@ class Strategy(DeprecatedMethods, TrainingMethods):
     @contextlib.contextmanager
     def _entered_scope(self) -> Iterator["Strategy"]:
         context.check_no_distribution(self, "the scope")
-        keras_internals.make_global_seed()
         with (
+            keras_random.global_seed_lent(),
             context.entered(self),
             creation_hooks(),
             self._executor.creation_scope(),

@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.internals import keras_saveables
 
 
@@ -21,7 +22,7 @@ def kinds_of(model: keras.Model) -> dict[int, str]:
         kinds |= {id(v): "slot" for v in optimizer.variables}
     metrics = keras_saveables.metric_variables(model)
     for variable in keras_saveables.layer_variables(model):
-        if id(variable) in metrics or keras_internals.is_seed(variable):
+        if id(variable) in metrics or keras_random.is_seed(variable):
             continue
         trained = variable.trainable
         kinds[id(variable)] = "weight" if trained else "state"

@@ -15,6 +15,7 @@ from keras.src.saving import saving_lib
 
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_optimizers
+from keras_dist.internals import keras_random
 
 
 @pytest.mark.smoke
@@ -105,17 +106,6 @@ def test_thread_state_is_where_scopes_are_kept():
         assert names == ["name_scope_stack"]
 
 
-def test_the_global_seed_is_as_if_it_were_made_later():
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(7)
-    keras_internals.make_global_seed()
-    early = keras.ops.convert_to_numpy(keras.random.normal((3,)))
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(7)
-    late = keras.ops.convert_to_numpy(keras.random.normal((3,)))
-    assert early.tolist() == late.tolist()
-
-
 def test_layers_know_their_losses_by_id():
     layer = keras.layers.Dense(1, activity_regularizer="l2")
     assert layer._loss_ids == set()
@@ -129,8 +119,8 @@ def test_metric_state_is_marked_on_read():
 
 def test_states_of_seeds_are_known_by_name():
     generator = keras.random.SeedGenerator(1)
-    assert keras_internals.is_seed(generator.state)
-    assert not keras_internals.is_seed(keras.Variable(0.0))
+    assert keras_random.is_seed(generator.state)
+    assert not keras_random.is_seed(keras.Variable(0.0))
 
 
 def test_the_value_is_read_past_scopes():
@@ -200,7 +190,7 @@ def test_names_are_counted_where_we_look():
     ],
 )
 def test_draws_are_where_layers_find_them(name, parameters):
-    draw = getattr(keras_internals.random_backend, name)
+    draw = getattr(keras_random.random_backend, name)
     assert list(inspect.signature(draw).parameters) == parameters
 
 

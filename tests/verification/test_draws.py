@@ -8,7 +8,7 @@ from keras import ops
 import keras_dist
 from keras_dist.fit import hooks as seams
 from keras_dist.fit.draws import equal_draws
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.verification import verify as trial
 from verification import models
 
@@ -46,7 +46,7 @@ def test_each_row_has_the_same_however_many_there_are(name):
 
 
 def test_everything_is_put_back():
-    module = keras_internals.random_backend
+    module = keras_random.random_backend
     before = {name: getattr(module, name) for name in DRAWS}
     with pytest.raises(ZeroDivisionError), equal_draws():
         assert module.normal is not before["normal"]

@@ -18,7 +18,7 @@ from keras_dist.fit.workers.chief_saves import writing
 from keras_dist.fit.workers.together import take_chiefs_values
 from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
-from keras_dist.internals import keras_internals
+from keras_dist.internals import keras_random
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.workers import Workers
 
@@ -137,7 +137,7 @@ def _load(model: keras.Model, path: str) -> None:
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
-    return [v for v in model.variables if keras_internals.is_seed(v)]
+    return [v for v in model.variables if keras_random.is_seed(v)]
 
 
 def _listed(variable: keras.Variable) -> Any:
