@@ -47,9 +47,9 @@ def cut_batch(
     for start, stop in pairs[own]:
         rows_here = stop - start
         # Every replica takes part in meetings: without rows, on the first row.
-        shares.append(Share(rows_here, total))
         begin = _where(rows_here > 0, start, 0)
         end = _where(rows_here > 0, stop, 1)
+        shares.append(Share(rows_here, total, begin))
         cut = [
             leaf
             if n is None

@@ -25,6 +25,7 @@ from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
 from keras_dist.internals.keras_random import lend_global_seed
+from keras_dist.plugin.draws import Places
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
@@ -152,6 +153,8 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         fn: Callable[[Replica, Any], T],
         batch: Any,
         is_whole: bool = False,
+        *,
+        places: Places | None = None,
     ) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
         parts, shares, edges = cut_batch(

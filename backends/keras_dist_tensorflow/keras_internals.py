@@ -11,18 +11,27 @@ import keras
 import tensorflow as tf
 
 from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.keras_random import draw_seed
 from keras_dist.internals.private_names import private
 
 nn = private(
     "keras.src.backend.tensorflow.ops.nn", "keras.src.backend.tensorflow.nn"
 )
 
+_random = private("keras.src.backend.tensorflow.random")
+
 for _name in (
     "keras.Layer._flatten_layers",
+    "keras.src.backend.tensorflow.random._cast_seed",
     "keras.Model._symbolic_build",
     "keras.optimizers.LossScaleOptimizer._common_apply",
 ):
     private(_name)
+
+
+def next_seed(seed: Any) -> Any:
+    """Returns what a draw of Keras gives TensorFlow for its `seed`."""
+    return _random._cast_seed(draw_seed(seed))
 
 
 def native_of(variable: keras.Variable) -> Any:

@@ -20,6 +20,7 @@ from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
+from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.replica.exchange import may_be_rows
@@ -28,6 +29,7 @@ from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
+from keras_dist_tensorflow.draws import draw_rows
 from keras_dist_tensorflow.keras_internals import native_of
 
 T = TypeVar("T")
@@ -59,6 +61,9 @@ class TensorFlowReplica(Replica):
             gradient is not None and id(gradient) not in self.derivatives
             for gradient in gradients
         )
+
+    def draw(self, draw: Draw) -> Any:
+        return draw_rows(draw, self.share)
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         self.check_meeting(what)

@@ -21,6 +21,7 @@ from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
+from keras_dist.plugin.draws import Places
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.powers import KeepsParts
@@ -34,6 +35,8 @@ from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.chunks import may_cut
 from keras_dist_torch.direct_replica import DirectReplica
 from keras_dist_torch.direct_replica import in_parts
+from keras_dist_torch.draws import Draws
+from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.keras_internals import hook_assignment
@@ -155,17 +158,25 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         members: Sequence[tuple[Any, ...]],
         group: ReplicaGroup,
         overlap: Any = None,
+        places: Places | None = None,
     ) -> list[T]:
         ((_, share, *args),) = members
-        result: T = self._step(fn, DirectReplica(share, group), args)
+        replica = DirectReplica(share, group)
+        result: T = self._step(fn, replica, places, args)
         return [result]
 
     def _run_step(
-        self, fn: Callable[..., T], replica: DirectReplica, args: list[Any]
+        self,
+        fn: Callable[..., T],
+        replica: DirectReplica,
+        places: Places | None,
+        args: list[Any],
     ) -> T:
         place = named(replica.id, self.plan.num_replicas)
         try:
-            with place, self._own_randomness():
+            with place, self._own_randomness() as states:
+                draws = Draws(1, states, places)
+                replica.draws = ReplicaDraws(replica, draws, self._home)
                 return self._on_device(fn, replica, *args)
         finally:
             replica.close()

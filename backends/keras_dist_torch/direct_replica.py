@@ -16,11 +16,13 @@ from torch.distributed.tensor import Partial
 
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import outside_replicas
+from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.gradients import check_hooks
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.gradients import plain_backward
@@ -39,6 +41,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
 
     has_copies = False
     is_only = True
+    draws: ReplicaDraws  # set by the step
 
     def __init__(self, share: Share, group: ReplicaGroup) -> None:
         super().__init__(0, share, group)
@@ -50,6 +53,9 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         self._trained: Sequence[keras.Variable] = ()
         # By id: variables that were read.
         self._seen: dict[int, keras.Variable] = {}
+
+    def draw(self, draw: Draw) -> Any:
+        return self.draws.draw(draw)
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         with outside_replicas(), torch.no_grad():

@@ -9,7 +9,8 @@ What an optimizer computes from parts is written by `_direct_assign`.
 `ArrayDataAdapter`'s `_inputs`, in the order of its `_shuffle`.
 
 `_initialize_with_initializer` makes the value of a variable, and
-`TorchParallelOptimizer` updates many variables by one call.
+`TorchParallelOptimizer` updates many variables by one call. A `SeedGenerator`
+without a seed, which has no `_initial_seed`, means PyTorch's own generator.
 """
 
 import contextlib
@@ -38,6 +39,12 @@ _ArrayAdapter = private(
     "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter"
 )
 _EpochIterator = private("keras.src.backend.torch.trainer.TorchEpochIterator")
+
+
+def has_no_seed(generator: Any) -> bool:
+    """Returns whether a `SeedGenerator` was made without a seed."""
+    is_generator = isinstance(generator, keras.random.SeedGenerator)
+    return is_generator and generator._initial_seed is None
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:

@@ -11,6 +11,7 @@ import torch
 
 from keras_dist.core import nests
 from keras_dist.core.rows import Share
+from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.threads import Round
@@ -19,6 +20,8 @@ from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch import feeding
 from keras_dist_torch.buckets import Overlap
+from keras_dist_torch.draws import Draws
+from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import Derivatives
 from keras_dist_torch.gradients import check_hooks
@@ -43,6 +46,7 @@ class Run:
     is_one_device: bool
     moved: Transfers | None
     overlap: Overlap | None
+    draws: Draws
 
 
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
@@ -74,6 +78,10 @@ class TorchReplica(Replica):
         self._position = position
         self._device = device
         self._run = run
+        self._draws = ReplicaDraws(self, run.draws, device)
+
+    def draw(self, draw: Draw) -> Any:
+        return self._draws.draw(draw)
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         run = self._run

@@ -23,6 +23,7 @@ from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
+from keras_dist.plugin.draws import Places
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
@@ -34,6 +35,8 @@ from keras_dist_torch import feeding
 from keras_dist_torch import transfers
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.buckets import carries_numbers
+from keras_dist_torch.draws import Draws
+from keras_dist_torch.draws import States
 from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
@@ -55,6 +58,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
     """Runs steps on replicas; the update happens once, on the primary."""
 
     workers: TorchWorkers | None
+    looks_at_draws = True
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
@@ -85,6 +89,8 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         fn: Callable[[Replica, Any], T],
         batch: Any,
         is_whole: bool = False,
+        *,
+        places: Places | None = None,
     ) -> list[T]:
         lengths = lengths_of(batch)
         alike = len(set(lengths)) == 1
@@ -92,6 +98,11 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             self._unequal.tell(lengths, on_each=False)
         alike = alike and not is_whole
         edges = self._edges(lengths[0], alike)
+        note = ""
+        if places is not None:
+            if places.is_open and _shift(edges):
+                note = _SHIFTED.format(edges[1])
+            places.begin([max(len(own), 1) for own in ranges(edges)])
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
         local = ranges(edges)[first : first + self.plan.num_local_replicas]
@@ -103,13 +114,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             taken = slice(own.start, max(own.stop, 1)) if alike else slice(None)
             return cut(batch, taken, self._devices[index])
 
-        shares = [Share(len(own), lengths[0]) for _, own in members]
-        with self._overlapping(shares) as overlap:
+        shares = [Share(len(own), lengths[0], own.start) for _, own in members]
+        with self._overlapping(shares) as overlap, _noted(note):
             parts = [
                 (index, share, part(index, own))
                 for (index, own), share in zip(members, shares, strict=True)
             ]
-            return self._play(fn, parts, group, overlap)
+            return self._play(fn, parts, group, overlap, places)
 
     def _overlapping(
         self, shares: Sequence[Share]
@@ -135,10 +146,14 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         return edges + [rows] * (self.plan.num_replicas + 1 - len(edges))
 
     @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Seeds torch's generators differently on each worker, inside."""
+    def _own_randomness(self) -> Iterator[States]:
+        """Seeds torch's generators differently on each worker, inside.
+
+        Yields the generators with their states outside, for draws that all
+        workers make alike.
+        """
         if self.workers is None:
-            yield
+            yield []
             return
         # Outside, states stay equal on all workers, so that all shuffle alike.
         gpus = [each.index for each in self._devices if each.type == "cuda"]
@@ -146,7 +161,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             torch.cuda.init()  # or there are no generators yet
         generators = [torch.default_generator]
         generators += [torch.cuda.default_generators[index] for index in gpus]
-        outside = [each.get_state() for each in generators]
+        outside = [(each, each.get_state()) for each in generators]
         try:
             seed = int(torch.randint(2**62, ()))
             seed += SEED_STRIDE * self.plan.first_replica
@@ -155,11 +170,11 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             for each in generators:
                 each.manual_seed(seed)
             before = [each.get_state() for each in generators]
-            yield
+            yield outside
             after = [each.get_state() for each in generators]
             is_used = not all(map(torch.equal, before, after))
         finally:
-            for each, state in zip(generators, outside, strict=True):
+            for each, state in outside:
                 each.set_state(state)
         if is_used:
             # Gives the next step another seed. A step that draws nothing
@@ -177,11 +192,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         members: Sequence[tuple[Any, ...]],
         group: ReplicaGroup,
         overlap: Overlap | None = None,
+        places: Places | None = None,
     ) -> list[T]:
         """Runs replicas: their index, their share, and arguments of `fn`."""
         round_ = Round(len(members))
         moving = self._transfers([index for index, *_ in members])
-        with moving as moved, self._own_randomness():
+        with moving as moved, self._own_randomness() as states:
+            draws = Draws(len(members), states, places)
             run = Run(
                 round_,
                 group,
@@ -190,6 +207,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                 self._is_one_device,
                 moved,
                 overlap,
+                draws,
             )
             fns = []
             for position, (index, share, *args) in enumerate(members):
@@ -199,6 +217,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                     functools.partial(self._on_device, fn, replica, *args)
                 )
             results: list[T] = self._run_threads(round_, fns)
+            draws.check()
         return results
 
     @contextlib.contextmanager
@@ -268,6 +287,33 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             return weighted_sum(here, weights, self._home), []
         overlap = replica.overlap or Overlap(self.workers, self._home)
         return overlap.sum(gradients, here, weights, variables, numbers)
+
+
+def _shift(edges: list[int]) -> bool:
+    """Makes equal shares differ by moving a row; returns false if it can't."""
+    sizes = {len(own) for own in ranges(edges)}
+    if len(edges) < 3 or len(sizes) > 1 or sizes == {1}:
+        return False
+    edges[1] += 1
+    return True
+
+
+# The note on errors in such a step.
+_SHIFTED = (
+    "(in a step that keras_dist split unevenly, with {} rows for the first "
+    "replica, to see which axes of random draws have rows; any number of rows "
+    "may come)"
+)
+
+
+@contextlib.contextmanager
+def _noted(note: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if note:
+            error.add_note(note)
+        raise
 
 
 class TorchCentralHome(TorchHome):

@@ -21,6 +21,7 @@ from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.direct import TorchDirectExecutor
+from keras_dist_torch.draws import States
 from keras_dist_torch.fake_internals import FakeStore
 from keras_dist_torch.fake_internals import with_values
 from keras_dist_torch.measuring import Collectives
@@ -103,8 +104,8 @@ class SimulatedExecutor(TorchDirectExecutor):
         return False  # nothing could be compared
 
     @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        yield
+    def _own_randomness(self) -> Iterator[States]:
+        yield []
 
     def _are_present(self, own: list[Any], counts: torch.Tensor) -> list[bool]:
         return [gradient is not None for gradient in own]

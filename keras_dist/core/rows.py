@@ -27,10 +27,12 @@ class Share:
             if the batch size is known at run time only. With 0 rows, the
             replica runs on a copy of some row, which counts nowhere.
         total: Integer or integer scalar tensor, rows of the global batch.
+        start: Integer or integer scalar tensor, the first of its rows.
     """
 
     rows: Any
     total: Any
+    start: Any = 0
 
     @property
     def weight(self) -> Any:

@@ -18,12 +18,12 @@ from keras import ops
 from keras import tree
 
 from keras_dist.core.context import replaced
-from keras_dist.fit.draws import equal_draws
 from keras_dist.fit.hooks import SharedHooks
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.overrides import as_hook
+from keras_dist.plugin.draws import drawn_by
 from keras_dist.replica import probe
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
@@ -115,7 +115,7 @@ def _look(step: ReplicaStep, call: LayerCall) -> None:
     if keras_internals.in_tf_graph():
         sizes = (8, 32)
         attempts = [probe.Attempt(shift=False, size=size) for size in sizes]
-    with probe.nothing_kept(step, call.layer), equal_draws():
+    with probe.nothing_kept(step, call.layer):
         for attempt in attempts:
             try:
                 found = _coupled(step, call, attempt)
@@ -139,7 +139,10 @@ def _coupled(
         args, kwargs = probe.made_up(
             step, call, attempt, probe.FEW_ROWS, part, alone
         )
-        with opened(probe.ProbeScope(step, call, attempt.shift)):
+        with (
+            drawn_by(probe.drawer_of(part, probe.FEW_ROWS)),
+            opened(probe.ProbeScope(step, call, attempt.shift)),
+        ):
             return _to_numpy(call.again(args, kwargs))
 
     def recorded(part: slice) -> list[_Called]:

@@ -20,6 +20,7 @@ from keras_dist.fit import updates
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
+from keras_dist.plugin.draws import has_common_seeds
 from keras_dist.replica import state
 from keras_dist.replica.probe import ProbeScope
 from keras_dist.replica.scopes import Overlay
@@ -141,7 +142,7 @@ def _global_moments(
 @as_hook
 def _hook_seed(original: Any, self: Any, ordered: bool = True) -> Any:
     seed = original(self, ordered)
-    step = state.current_replica()
+    step = None if has_common_seeds() else state.current_replica()
     offset = 0 if step is None else step.replica.seed_offset
     if isinstance(offset, int) and not offset:
         return seed

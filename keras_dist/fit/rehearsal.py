@@ -1,8 +1,8 @@
 """Compares the loss of a user's own step on replicas with one device.
 
 Replicas' gradients are summed as those of means over rows, which a user's loss
-may not be. So before its first batch counts, the step runs on some rows, twice
-by one replica (to notice random numbers) and once by all. Nothing is kept.
+may not be. So before its first batch counts, the step runs on some rows, once
+by one replica and once by all. Nothing is kept.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from keras import tree
 
 from keras_dist.errors import see_section
 from keras_dist.fit import hooks
-from keras_dist.fit.draws import equal_draws
+from keras_dist.fit.draws import drawing_hooks
 from keras_dist.internals.overrides import first_pass_wrapped
 from keras_dist.internals.overrides import own_steps
 from keras_dist.plugin.backend import get_backend
@@ -105,14 +105,11 @@ class Rehearsal:
             with (
                 kept_attributes(model),
                 self._runner.rehearsing(),
-                kept_random_state(get_backend()),
-                equal_draws(),
                 warnings.catch_warnings(),
             ):
                 warnings.simplefilter("ignore")
                 few = tree.map_structure(lambda leaf: _cut(leaf, most), data)
                 alone = self._run(model, few, is_whole=True)
-                again = self._run(model, few, is_whole=True)
                 each = self._run(model, few)
         except Exception:
             # The step itself calls the user's code next, and raises there.
@@ -123,7 +120,7 @@ class Rehearsal:
             x.compute_dtype in halves for x in model._flatten_layers()
         )
         relative = _OF_HALVES if is_half else _RELATIVE
-        return _first_parted(alone, again, each, relative)
+        return _first_parted(alone, each, relative)
 
     def _run(
         self, model: keras.Model, data: Any, is_whole: bool = False
@@ -139,7 +136,8 @@ class Rehearsal:
         hooks.install_for_functions()
         model._clear_losses()
         try:
-            return self._runner.run(on_replica, data, is_whole)
+            with drawing_hooks(), kept_random_state(get_backend()):
+                return self._runner.run(on_replica, data, is_whole)
         finally:
             model._clear_losses()
 
@@ -218,31 +216,27 @@ def _cut(leaf: Any, most: int) -> Any:
 
 def _first_parted(
     alone: list[RehearsedStep],
-    again: list[RehearsedStep],
     each: list[RehearsedStep],
     relative: float,
 ) -> _Parted | None:
     shares = [step.share for step in each]
-    counts = {len(step.targets) for step in [alone[0], again[0], *each]}
+    counts = {len(step.targets) for step in [alone[0], *each]}
     if len(counts) > 1:
         return None
     columns = zip(*(step.targets for step in each), strict=True)
-    for one, other, column in zip(
-        alone[0].targets, again[0].targets, columns, strict=True
-    ):
+    for one, column in zip(alone[0].targets, columns, strict=True):
         values = [
             x for x, share in zip(column, shares, strict=True) if share.rows
         ]
         weights = [share.weight for share in shares if share.rows]
-        if not all(map(math.isfinite, (one, other, *values))):
+        if not all(map(math.isfinite, (one, *values))):
             continue
         mean = math.fsum(w * x for w, x in zip(weights, values, strict=True))
         total = math.fsum(values)
         # Rounding is relative to the terms, which may cancel.
         size = max(map(abs, (one, *values)))
         near = relative * size + _ABSOLUTE
-        # Runs with random draws other than Keras' differ in any case.
-        if abs(one - other) <= near < abs(one - mean):
+        if near < abs(one - mean):
             is_sum = abs(one - total) <= near
             return _Parted(one, mean, is_sum, shares[0].total)
     return None

@@ -15,13 +15,16 @@ from keras_dist.core import nests
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit import hooks
 from keras_dist.fit.coupling import watched
+from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
 from keras_dist.fit.rehearsal import Rehearsal
 from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.keras_random import is_seed
 from keras_dist.internals.keras_saveables import all_metrics
 from keras_dist.internals.keras_saveables import own_metrics
 from keras_dist.internals.overrides import overrides
+from keras_dist.plugin.draws import Places
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
@@ -38,6 +41,7 @@ def step_overrides(
     hooks.install()
     kinds = Kinds(model)
     rehearsal = Rehearsal(model, runner, strategy)
+    places: dict[str, Places] = {}
 
     def step(name: str) -> Callable[[Any], Any]:
         def replicated(data: Any) -> Any:
@@ -47,7 +51,12 @@ def step_overrides(
             # Cleared once for all replicas, which share the layers' lists of
             # losses.
             model._clear_losses()
-            return _run(model, name, runner, strategy, kinds, data)
+            options = {}
+            if runner.looks_at_draws:
+                if name not in places:
+                    places[name] = Places(any(map(is_seed, model.variables)))
+                options["places"] = places[name]
+            return _run(model, name, runner, strategy, kinds, data, options)
 
         replicated.__name__ = name
         return replicated
@@ -78,6 +87,7 @@ def _run(
     strategy: StrategyBase,
     kinds: Kinds,
     data: Any,
+    options: dict[str, Any],
 ) -> Any:
     method = getattr(type(model), name)
     is_of_keras = not overrides(type(model), name) and _has_own_metrics(model)
@@ -96,8 +106,8 @@ def _run(
     recorded: contextlib.AbstractContextManager[None] = nullcontext()
     if workers is not None and not runner.traces_steps:
         recorded = workers.step(f"`{name}`")
-    with recorded:
-        return runner.run(on_replica, data)[0]
+    with recorded, drawing_hooks():
+        return runner.run(on_replica, data, **options)[0]
 
 
 def _has_own_metrics(model: keras.Model) -> bool:

@@ -177,6 +177,19 @@ def innermost_call() -> LayerCall | None:
     return LayerCall(names["self"], names["args"], names["kwargs"], training)
 
 
+def layers_in_call() -> list[keras.Layer]:
+    """Returns the layers whose calls this thread is in, and the innermost
+    one's parts."""
+    found: list[keras.Layer] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _LAYER_CALL:
+            layer = frame.f_locals["self"]
+            found += [layer] if found else layer._flatten_layers()
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
 def losses_with_own_call() -> list[Any]:
     """Returns the classes of Keras' losses with a `__call__`, `Loss` first.
 

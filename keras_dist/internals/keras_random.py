@@ -5,7 +5,8 @@
 | the global attribute `global_seed_generator` | begins where Keras' own would |
 | the global attribute `object_name_uids` | it is named as Keras' own |
 | the name `seed_generator_state` | marks the states of seed generators |
-| `keras.src.backend.random` | runs of a model that are compared draw alike |
+| `keras.src.backend.random` | replicas draw for the global batch |
+| `keras.src.random.seed_generator.draw_seed` | moves seeds on |
 """
 
 import collections
@@ -21,6 +22,7 @@ from keras_dist.internals.private_names import private
 
 global_state = private("keras.src.backend.common.global_state")
 random_backend = private("keras.src.backend.random")
+draw_seed = private("keras.src.random.seed_generator.draw_seed")
 
 _GENERATOR = "global_seed_generator"
 _NAME_COUNTS = "object_name_uids"

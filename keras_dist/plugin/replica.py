@@ -25,6 +25,8 @@ from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.plugin.draws import Draw
+from keras_dist.plugin.draws import draw_by_size
 from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
@@ -256,6 +258,28 @@ class Replica(ABC):
     def seed_offset(self) -> Any:
         """The offset of this replica's seeds: below 2**31, 0 on the first."""
         return (self.id * SEED_STRIDE) % 2**31
+
+    def draw(self, draw: Draw) -> Any:
+        """Returns this replica's rows of a random draw for the global batch.
+
+        Args:
+            draw: `keras_dist.plugin.draws.Draw`, a call in a step of `fit`.
+        """
+        return draw_by_size(draw, self.share, self.parameters_of_all)
+
+    def parameters_of_all(self, value: Any, axis: int) -> Any:
+        """Gathers a parameter of a draw that has a value for each row.
+
+        Args:
+            value: Array or tensor, own rows along the axis.
+            axis: Integer.
+        """
+        value = ops.stop_gradient(ops.convert_to_tensor(value))
+        if not self.share.rows:
+            value = value[(*[slice(None)] * axis, slice(0))]
+        exact = ops.cast(value, "float64")
+        every = self.all_gather("the parameters of a random draw", exact, axis)
+        return ops.cast(ops.stop_gradient(every), value.dtype)
 
     def own(self, nest: Any) -> Any:
         """Returns this replica's view of a nest: its component of each value.

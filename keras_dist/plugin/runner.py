@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import keras
 
+from keras_dist.plugin.draws import Places
 from keras_dist.plugin.replica import Replica
 
 T = TypeVar("T")
@@ -129,6 +130,9 @@ class StepRunner(ReplicaRunner):
 
     # Whether a step is traced, so that its batch may have no values yet.
     traces_steps = False
+    # Whether `run` is given the places of a step's random draws, to split a
+    # batch unevenly that shows which axes have rows.
+    looks_at_draws = False
 
     @abstractmethod
     def run(
@@ -136,6 +140,8 @@ class StepRunner(ReplicaRunner):
         fn: Callable[[Replica, Any], T],
         batch: Any,
         is_whole: bool = False,
+        *,
+        places: Places | None = None,
     ) -> list[T]:
         """Splits a global batch and calls `fn(replica, part)` on each replica.
 
@@ -144,6 +150,8 @@ class StepRunner(ReplicaRunner):
             batch: Nested structure of arrays, rows along axis 0. Each replica
                 gets all of the leaves without rows.
             is_whole: Boolean, whether the first replica gets all rows.
+            places: The step's `keras_dist.plugin.draws.Places`, given to
+                runners that ask for them by `looks_at_draws`.
 
         Returns:
             List of the replicas' results, replica 0 first. Replicas without

@@ -12,11 +12,16 @@ import numpy as np
 from keras import ops
 from keras import tree
 
+from keras_dist.core.rows import Share
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_random
 from keras_dist.internals.keras_internals import LayerCall
 from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.draws import Draw
+from keras_dist.plugin.draws import Drawer
+from keras_dist.plugin.draws import draw_by_size
+from keras_dist.plugin.draws import drawn_by
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import outside_replicas
@@ -106,13 +111,11 @@ class ProbeScope(keras.StatelessScope):
         step: ReplicaStep,
         call: LayerCall,
         shift: bool,
-        reseeded: bool = False,
     ) -> None:
         super().__init__(collect_losses=True, initialize_variables=False)
         self._step = step
         self._layer = call.layer
         self._shift = shift
-        self._reseeded = reseeded
         self.terms: list[Any] = []
         self.assigned: dict[int, tuple[Any, Any]] = {}
         self.alike: set[int] = set()
@@ -148,9 +151,8 @@ class ProbeScope(keras.StatelessScope):
         if value is None:
             value = keras_internals.value_of(variable)
         value = ops.convert_to_tensor(value)
-        if keras_random.is_seed(variable):
-            return value + ops.cast(7, value.dtype) if self._reseeded else value
-        return _shifted(value) if self._shift else value
+        is_shifted = self._shift and not keras_random.is_seed(variable)
+        return _shifted(value) if is_shifted else value
 
 
 def _shifted(value: Any) -> Any:
@@ -196,7 +198,7 @@ def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
 def _compare(step: ReplicaStep, call: LayerCall, attempt: Attempt) -> Found:
     rows = FEW_ROWS
     whole, first, second = _on_parts(step, call, attempt, rows)
-    again = _observed(step, call, attempt, rows, slice(None), reseeded=True)
+    again = _observed(step, call, attempt, rows, slice(None))
     is_noisy = _differ(whole, again)
     if is_noisy:
         rows = _MANY_ROWS
@@ -240,11 +242,10 @@ def _observed(
     attempt: Attempt,
     rows: int,
     part: slice,
-    reseeded: bool = False,
 ) -> _Observed:
     args, kwargs = made_up(step, call, attempt, rows, part)
-    scope = ProbeScope(step, call, attempt.shift, reseeded)
-    with opened(scope):
+    scope = ProbeScope(step, call, attempt.shift)
+    with drawn_by(drawer_of(part, rows)), opened(scope):
         call.again(args, kwargs)
     terms = [
         _to_numpy(ops.sum(ops.cast(term, "float32"))) for term in scope.terms
@@ -255,6 +256,18 @@ def _observed(
         if not keras_random.is_seed(variable) and key not in scope.alike
     }
     return terms, changes
+
+
+def drawer_of(part: slice, rows: int) -> Drawer:
+    """Returns a function that makes the draws of some of the rows."""
+    start, stop, _ = part.indices(rows)
+    share = Share(stop - start, rows, start)
+
+    def draw(made: Draw) -> Any:
+        made.arguments["seed"] = 5  # the same for each part
+        return draw_by_size(made, share)
+
+    return draw
 
 
 def _to_numpy(value: Any) -> Any:

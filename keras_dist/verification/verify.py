@@ -15,7 +15,6 @@ from keras import ops
 
 from keras_dist.core import context
 from keras_dist.fit import hooks
-from keras_dist.fit.draws import equal_draws
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend
@@ -124,7 +123,6 @@ class Trial:
                 "replicas: uneven batches were not compared."
             )
         with (
-            equal_draws() as drawn,
             _noting_losses(self._adding),
             warnings.catch_warnings(),
         ):
@@ -135,11 +133,6 @@ class Trial:
             keeps_order = self._gradients()
             self._training(keeps_order)
             self._double(self._own.evaluate, "evaluate")
-        if drawn:
-            self._notes.append(
-                "In both copies, random draws were made the same for each "
-                f"row: {', '.join(sorted(drawn))}."
-            )
 
     def report(self, model: str, strategy: str) -> Report:
         """Returns the report on the named model and strategy."""

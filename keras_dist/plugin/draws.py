@@ -1,0 +1,342 @@
+"""A random draw of Keras in a replica: rows of the draw for a global batch."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+from keras import ops
+
+from keras_dist.core.context import replaced
+from keras_dist.core.rows import Share
+from keras_dist.internals import keras_random
+
+
+class _Drawing(threading.local):
+    def __init__(self) -> None:
+        # What makes this thread's draws, outside of steps.
+        self.by: Drawer | None = None
+        # Whether this thread draws for the global batch, so that seeds are
+        # those of one device.
+        self.has_common_seeds = False
+
+
+_drawing = _Drawing()
+
+
+def drawn_by(
+    drawer: "Drawer | None",
+) -> contextlib.AbstractContextManager[None]:
+    """Has a function make this thread's draws inside, outside of steps."""
+    return replaced(_drawing, by=drawer)
+
+
+def drawer() -> "Drawer | None":
+    """Returns the function of `drawn_by`."""
+    return _drawing.by
+
+
+def with_common_seeds() -> contextlib.AbstractContextManager[None]:
+    """Gives draws inside the seeds that all replicas have in common."""
+    return replaced(_drawing, has_common_seeds=True)
+
+
+def has_common_seeds() -> bool:
+    """Returns whether this thread is in `with_common_seeds`."""
+    return _drawing.has_common_seeds
+
+
+class Rows(NamedTuple):
+    """Where a replica's part lies in the draw that one device makes."""
+
+    axis: int
+    start: Any  # an integer, or in a graph a scalar tensor, as the next two
+    size: Any  # of the part
+    total: Any  # size of the whole
+
+    def cut(self, whole: Any) -> Any:
+        """Returns the part of what was drawn for all rows."""
+        before = [slice(None)] * self.axis
+        return whole[(*before, slice(self.start, self.start + self.size))]
+
+
+def rows_at(axis: int, shape: Sequence[Any], share: Share) -> Rows:
+    """Returns a part with one or several values for each row along an axis."""
+    rows, start = share.rows, share.start
+    if not isinstance(rows, int):
+        times = shape[axis] // ops.maximum(rows, 1)
+    else:
+        times = shape[axis] // max(rows, 1)
+        start = start if rows else 0
+    return Rows(axis, times * start, shape[axis], times * share.total)
+
+
+def rows_by_size(shape: Sequence[Any], share: Share) -> Rows | None:
+    """Finds the axis of rows of what is drawn; `None` if it has no rows.
+
+    In a graph for any batch size, it is the first axis whose size is a tensor.
+    Else sizes decide: the first axis if it is a multiple of the rows, or one
+    that is equal to them. In doubt it has rows: then replicas draw different
+    numbers.
+    """
+    if not isinstance(share.rows, int):
+        for axis, size in enumerate(shape):
+            if not isinstance(size, int):
+                return _checked(rows_at(axis, shape, share), share)
+        return None
+    rows = max(share.rows, 1)
+    if shape and shape[0] and shape[0] % rows == 0:
+        return rows_at(0, shape, share)
+    if rows in shape:
+        return rows_at([*shape].index(rows), shape, share)
+    return None
+
+
+def _checked(found: Rows, share: Share) -> Rows:
+    """Returns the whole for a size that is no multiple of the rows."""
+    rows = ops.maximum(share.rows, 1)
+    is_multiple = ops.equal(found.size // rows * rows, found.size)
+    return found._replace(
+        start=ops.where(is_multiple, found.start, 0),
+        total=ops.where(is_multiple, found.total, found.size),
+    )
+
+
+def _ones(inputs: Any, sizes: list[Any]) -> Any:
+    return ops.ones(sizes, inputs.dtype)
+
+
+# The arguments of Keras' functions that may have a value for each row.
+_PARAMETERS = ("logits", "alpha", "beta", "counts", "probabilities")
+
+
+class Draw:
+    """A call of one of the functions of `keras.random`.
+
+    Args:
+        name: String, the function's name.
+        function: Callable, Keras' own.
+        arguments: Dict of all its arguments.
+        warn: Callable that is called if all rows are needed for each.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: dict[str, Any],
+        warn: Callable[[], None],
+    ) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.warn = warn
+        self._function = function
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is something to draw."""
+        return self.name != "dropout" or self.arguments["rate"] not in (0, 1)
+
+    @property
+    def shape(self) -> list[Any]:
+        """The sizes of what is drawn: for `dropout` those of the mask."""
+        given = self.arguments
+        if self.name == "categorical":
+            return [ops.shape(given["logits"])[0], given["num_samples"]]
+        if self.name == "shuffle":
+            return list(ops.shape(given["x"]))
+        if self.name != "dropout":
+            return _sizes(given["shape"])
+        sizes = list(ops.shape(given["inputs"]))
+        if given["noise_shape"] is None:
+            return sizes
+        pairs = zip(sizes, _sizes(given["noise_shape"]), strict=True)
+        return [size if noise is None else noise for size, noise in pairs]
+
+    def again(self, **changed: Any) -> Any:
+        """Calls Keras' function, with some arguments changed."""
+        return self._function(**{**self.arguments, **changed})
+
+    def apart(self) -> Any:
+        """Draws other numbers on each replica."""
+        with replaced(_drawing, has_common_seeds=False):
+            return self.again()
+
+    def skip(self) -> None:
+        """Moves the seed on, as if this was drawn."""
+        keras_random.draw_seed(self.arguments["seed"])
+
+    def gathered(
+        self, rows: Rows, gather: Callable[[Any, int], Any]
+    ) -> dict[str, Any]:
+        """Returns the parameters that have a value for each row, of all rows.
+
+        Args:
+            rows: `Rows`, this replica's.
+            gather: Callable from such a parameter, and the axis of its rows.
+        """
+        found = {}
+        for name in _PARAMETERS:
+            value = self.arguments.get(name)
+            dims = len(getattr(value, "shape", ()))
+            axis = rows.axis - len(self.shape) + dims
+            if value is None or not dims or axis < 0:
+                continue
+            if _may_equal(value.shape[axis], rows.size):
+                found[name] = gather(value, axis)
+        return found
+
+    def for_all(
+        self,
+        rows: Rows | None,
+        parameters: Mapping[str, Any],
+        ones: Callable[[Any, list[Any]], Any] = _ones,
+    ) -> Any:
+        """Draws for all rows: a mask for `dropout`, an order for `shuffle`.
+
+        Args:
+            rows: `Rows`, this replica's; `None` if what is drawn has none.
+            parameters: What `gathered` returned.
+            ones: Callable from the inputs of `dropout` and the sizes of its
+                mask to ones with such sizes.
+        """
+        given, sizes = self.arguments, self.shape
+        if rows is not None:
+            sizes[rows.axis] = rows.total
+        if self.name == "dropout":
+            noise = None if given["noise_shape"] is None else sizes
+            inputs = ones(given["inputs"], sizes)
+            return self.again(inputs=inputs, noise_shape=noise)
+        if self.name == "shuffle":
+            axis = given["axis"]
+            along = [sizes[axis], *[1] * (len(sizes) - axis - 1)]
+            index = ops.reshape(ops.arange(sizes[axis]), along)
+            return self.again(x=ops.broadcast_to(index, sizes))
+        changed = dict(parameters)
+        if "shape" in given:
+            changed["shape"] = tuple(sizes)
+        if self.name == "uniform":
+            changed |= {"minval": 0.0, "maxval": 1.0}
+        return self.again(**changed)
+
+    def of(self, part: Any) -> Any:
+        """Returns the result, given own rows of what `for_all` drew."""
+        given = self.arguments
+        if self.name == "uniform":
+            low, high = given["minval"], given["maxval"]
+            return (high - low) * part + low
+        if self.name == "shuffle":
+            return ops.take_along_axis(given["x"], part, given["axis"])
+        if self.name == "dropout":
+            kept = given["inputs"] / (1.0 - given["rate"])
+            return ops.where(part != 0, kept, ops.zeros_like(kept))
+        return part
+
+
+def _may_equal(size: int | None, rows: Any) -> bool:
+    """Returns whether sizes are equal, or known when a graph runs."""
+    return size == rows if isinstance(rows, int) else size is None
+
+
+def _sizes(shape: Any) -> list[Any]:
+    if isinstance(shape, int):
+        return [shape]
+    if isinstance(shape, (list, tuple)):
+        return list(shape)
+    return [shape[i] for i in range(shape.shape[0])]
+
+
+Drawer = Callable[[Draw], Any]
+
+
+def draw_by_size(
+    draw: Draw, share: Share, gather: Callable[[Any, int], Any] | None = None
+) -> Any:
+    """Draws for all rows, and returns a share's. Sizes tell what has rows.
+
+    Args:
+        draw: `Draw`.
+        share: `Share`.
+        gather: As for `Draw.for_all`. By default, own rows stand for the
+            others' too.
+    """
+    rows = rows_by_size(draw.shape, share)
+    if rows is None:
+        return draw.again()
+    if draw.name == "shuffle" and draw.arguments["axis"] == rows.axis:
+        draw.warn()
+        return draw.apart()
+
+    def repeated(value: Any, axis: int) -> Any:
+        return ops.concatenate([value] * (rows.total // rows.size), axis)
+
+    parameters = draw.gathered(rows, gather or repeated)
+    return draw.of(rows.cut(draw.for_all(rows, parameters)))
+
+
+_UNKNOWN = -1
+
+
+class Places:
+    """The axes of rows in a step's draws, by their place in the step.
+
+    Sizes alone can't tell them, where replicas have equally many rows. So one
+    step is split unevenly: the axis whose size differs has the rows.
+    """
+
+    def __init__(self, is_open: bool) -> None:
+        # Whether the next step is to be split unevenly.
+        self.is_open = is_open
+        # Whether replicas compare what they draw, in the step that runs.
+        self.is_looking = False
+        self._axes: dict[Hashable, int | None] = {}
+        self._taken: dict[Hashable, int | None] = {}
+
+    def begin(self, lengths: Sequence[int]) -> None:
+        """Begins a step in which replicas have these numbers of rows."""
+        self.is_looking = self.is_open and len(set(lengths)) > 1
+        if self.is_looking:
+            self.is_open = False
+
+    def learn(self, place: Hashable, each: Sequence[tuple[int, Any]]) -> None:
+        """Notes what replicas draw at a place.
+
+        Args:
+            place: Anything that tells it from others in the step.
+            each: Pairs of a replica's number of rows and the shape it draws.
+        """
+        rows, shape = each[0]
+        for others, another in each[1:]:
+            if others != rows and len(another) == len(shape):
+                pairs = enumerate(zip(shape, another, strict=True))
+                axis = next((i for i, (a, b) in pairs if a != b), None)
+                self._axes[place] = axis
+                if self._taken.pop(place, axis) != axis:
+                    warnings.warn(_GUESSED, stacklevel=2)
+                return
+
+    def rows(
+        self, place: Hashable, shape: Sequence[int], share: Share
+    ) -> Rows | None:
+        """Returns a replica's part of a draw at a place."""
+        axis = self._axes.get(place, _UNKNOWN)
+        if axis != _UNKNOWN:
+            return None if axis is None else rows_at(axis, shape, share)
+        self.is_open = True
+        found = rows_by_size(shape, share)
+        self._taken[place] = None if found is None else found.axis
+        return found
+
+
+_GUESSED = (
+    "A random draw without a seed generator of the model was taken for one "
+    "with a number for each row, or for one without, and is not. So in steps "
+    "before this one, it was not that of one device. Make a "
+    "`keras.random.SeedGenerator` an attribute of the model or of a layer, and "
+    "pass it as `seed`: then keras_dist looks at draws in the first step."
+)
