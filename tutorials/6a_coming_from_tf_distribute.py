@@ -573,7 +573,7 @@ print(f"The largest difference: {np.abs(sums[0] - sums[1]).max():.1e}")
 # | `compute_average_loss` divides by | own rows x replicas | all rows |
 # | clipping in `fit` | before the sum | after the sum, as on one device |
 # | BatchNormalization in `fit` | uses a replica's rows | uses all rows |
-# | Dropout | the same mask on each replica | a different mask on each |
+# | Dropout in `fit` | the same mask on each replica | as on one device |
 # | metrics that are a maximum | states are added up | exact, or refused |
 # | `fit` on several workers | fails in Keras 3 | works |
 # | `aggregation=NONE` in `run` | replicas drift apart | an error, or the mean |

@@ -27,11 +27,11 @@ def draw_rows(draw: Draw, share: Share) -> Any:
     rows = rows_by_size(sizes, share)
     if rows is None:
         return draw.again()
-    if draw.name == "shuffle":
-        if draw.arguments["axis"] != rows.axis:
-            return draw.again()  # one order for all rows
+    if draw.shuffles(rows.axis):
         draw.warn()
         return draw.apart()
+    if draw.name == "shuffle":
+        return draw.again()  # one order for all rows
     if rows.axis == 0 and draw.name in _SKIPPING:
         return _SKIPPING[draw.name](draw, (sizes, rows))
 

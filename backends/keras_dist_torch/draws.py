@@ -109,7 +109,7 @@ class ReplicaDraws:
             return draw.again()
         parameters: dict[str, Any] = {}
         if rows is not None:
-            if draw.name == "shuffle" and draw.arguments["axis"] == rows.axis:
+            if draw.shuffles(rows.axis):
                 draw.warn()
                 return draw.apart()
             if rows.size % max(share.rows, 1):

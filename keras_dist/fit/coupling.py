@@ -134,13 +134,14 @@ def _coupled(
     step: ReplicaStep, call: LayerCall, attempt: probe.Attempt
 ) -> keras.Layer | None:
     """Returns the innermost layer that couples rows, or `None`."""
+    draws = probe.Draws()
 
     def observed(part: slice, alone: int | None = None) -> list[Any]:
         args, kwargs = probe.made_up(
             step, call, attempt, probe.FEW_ROWS, part, alone
         )
         with (
-            drawn_by(probe.drawer_of(part, probe.FEW_ROWS)),
+            drawn_by(draws.of(part, probe.FEW_ROWS)),
             opened(probe.ProbeScope(step, call, attempt.shift)),
         ):
             return _to_numpy(call.again(args, kwargs))

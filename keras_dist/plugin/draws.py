@@ -142,6 +142,10 @@ class Draw:
         """Whether there is something to draw."""
         return self.name != "dropout" or self.arguments["rate"] not in (0, 1)
 
+    def shuffles(self, axis: int) -> bool:
+        """Returns whether what lies along an axis gets another order."""
+        return self.name == "shuffle" and self.arguments["axis"] == axis
+
     @property
     def shape(self) -> list[Any]:
         """The sizes of what is drawn: for `dropout` those of the mask."""
@@ -255,27 +259,22 @@ Drawer = Callable[[Draw], Any]
 
 
 def draw_by_size(
-    draw: Draw, share: Share, gather: Callable[[Any, int], Any] | None = None
+    draw: Draw, share: Share, gather: Callable[[Any, int], Any]
 ) -> Any:
     """Draws for all rows, and returns a share's. Sizes tell what has rows.
 
     Args:
         draw: `Draw`.
         share: `Share`.
-        gather: As for `Draw.for_all`. By default, own rows stand for the
-            others' too.
+        gather: As for `Draw.gathered`.
     """
     rows = rows_by_size(draw.shape, share)
     if rows is None:
         return draw.again()
-    if draw.name == "shuffle" and draw.arguments["axis"] == rows.axis:
+    if draw.shuffles(rows.axis):
         draw.warn()
         return draw.apart()
-
-    def repeated(value: Any, axis: int) -> Any:
-        return ops.concatenate([value] * (rows.total // rows.size), axis)
-
-    parameters = draw.gathered(rows, gather or repeated)
+    parameters = draw.gathered(rows, gather)
     return draw.of(rows.cut(draw.for_all(rows, parameters)))
 
 

@@ -20,8 +20,8 @@ from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.draws import Drawer
-from keras_dist.plugin.draws import draw_by_size
 from keras_dist.plugin.draws import drawn_by
+from keras_dist.plugin.draws import rows_at
 from keras_dist.plugin.randomness import kept_random_state
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import outside_replicas
@@ -198,7 +198,7 @@ def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
 def _compare(step: ReplicaStep, call: LayerCall, attempt: Attempt) -> Found:
     rows = FEW_ROWS
     whole, first, second = _on_parts(step, call, attempt, rows)
-    again = _observed(step, call, attempt, rows, slice(None))
+    again = _observed(step, call, attempt, rows, slice(None), Draws())
     is_noisy = _differ(whole, again)
     if is_noisy:
         rows = _MANY_ROWS
@@ -224,6 +224,37 @@ def tolerance_of(layer: keras.Layer) -> float:
     return 3e-2 if is_half else 2e-3
 
 
+class Draws:
+    """The draws of a call with all rows, of which others take their part."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[list[int], Any]] = []
+
+    def of(self, part: slice, rows: int) -> Drawer:
+        """Returns a function that makes the draws for some of the rows."""
+        start, stop, _ = part.indices(rows)
+        share = Share(stop - start, rows, start)
+        if share.rows == rows:
+            self._made.clear()
+        left = iter([*self._made])
+
+        def draw(made: Draw) -> Any:
+            made.arguments["seed"] = 5  # the same for each part
+            shape = made.shape
+            if share.rows == rows:
+                whole = made.for_all(None, {})
+                self._made.append((shape, whole))
+                return made.of(whole)
+            of_all, whole = next(left, (shape, None))
+            pairs = enumerate(zip(shape, of_all, strict=False))
+            axis = next((i for i, (own, all_) in pairs if own != all_), None)
+            if axis is None or made.shuffles(axis):
+                return made.again()
+            return made.of(rows_at(axis, shape, share).cut(whole))
+
+        return draw
+
+
 # A layer's losses, and the change of each variable that it assigned.
 _Observed = tuple[list[Any], dict[int, tuple[Any, Any]]]
 
@@ -233,7 +264,8 @@ def _on_parts(
 ) -> list[_Observed]:
     half = rows // 2
     parts = slice(None), slice(None, half), slice(half, None)
-    return [_observed(step, call, attempt, rows, part) for part in parts]
+    draws = Draws()
+    return [_observed(step, call, attempt, rows, part, draws) for part in parts]
 
 
 def _observed(
@@ -242,10 +274,11 @@ def _observed(
     attempt: Attempt,
     rows: int,
     part: slice,
+    draws: Draws,
 ) -> _Observed:
     args, kwargs = made_up(step, call, attempt, rows, part)
     scope = ProbeScope(step, call, attempt.shift)
-    with drawn_by(drawer_of(part, rows)), opened(scope):
+    with drawn_by(draws.of(part, rows)), opened(scope):
         call.again(args, kwargs)
     terms = [
         _to_numpy(ops.sum(ops.cast(term, "float32"))) for term in scope.terms
@@ -256,18 +289,6 @@ def _observed(
         if not keras_random.is_seed(variable) and key not in scope.alike
     }
     return terms, changes
-
-
-def drawer_of(part: slice, rows: int) -> Drawer:
-    """Returns a function that makes the draws of some of the rows."""
-    start, stop, _ = part.indices(rows)
-    share = Share(stop - start, rows, start)
-
-    def draw(made: Draw) -> Any:
-        made.arguments["seed"] = 5  # the same for each part
-        return draw_by_size(made, share)
-
-    return draw
 
 
 def _to_numpy(value: Any) -> Any:

@@ -27,6 +27,8 @@ class Batch:
     rows: int
     class_weight: Any = None
     is_bare: bool = False  # a step gets `data` unchanged
+    # Of each row, the one of the batch that this was made of.
+    index: Any = None
 
     def arguments(self, trains: bool) -> dict[str, Any]:
         """Returns the arguments of `fit` or `evaluate` for this batch."""
@@ -53,7 +55,7 @@ class Batch:
         ):
             return None
         data = _map(operator.itemgetter(index), self.data)
-        return replace(self, data=data, rows=len(index))
+        return replace(self, data=data, rows=len(index), index=index)
 
 
 def batches_of(

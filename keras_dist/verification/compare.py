@@ -133,6 +133,24 @@ def depends_on_order(own: RecordedStep, noisy: RecordedStep) -> bool:
     )
 
 
+def without_gradient(step: RecordedStep) -> set[str]:
+    """Returns the variables whose gradients are 0, but for rounding."""
+    least = _least(step)
+    return {
+        name
+        for (kind, name), value in step.found.items()
+        if kind == "gradient" and _largest(value) <= least
+    }
+
+
+def is_of(key: Key, names: set[str]) -> bool:
+    """Returns whether a value is one of these weights, or a slot of one."""
+    kind, name = key
+    if kind == "slot":
+        return any(each.replace("/", "_") in name for each in names)
+    return kind == "weight" and name in names
+
+
 def _least(step: RecordedStep) -> float:
     """Returns the size below which gradients of a step are rounding."""
     gradients = [v for k, v in step.found.items() if k[0] == "gradient"]

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +12,21 @@ import numpy as np
 from keras import ops
 
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.fit.draws import drawing_hooks
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.keras_saveables import all_optimizers
 from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.internals.keras_saveables import metric_variables
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.draws import Draw
+from keras_dist.plugin.draws import drawn_by
 from keras_dist.plugin.randomness import random_state
 from keras_dist.plugin.randomness import set_random_state
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.verification import copies
 from keras_dist.verification.batches import Batch
+from keras_dist.verification.draws import drawer_of
 
 _SLOT = "gradient"
 
@@ -126,6 +131,8 @@ class Copy:
         with scope():
             self.model = make()
         self.names: dict[int, str] = {}
+        # Whether a step has drawn random numbers.
+        self._draws = False
 
     def build(self, batch: Batch) -> None:
         """Makes variables that need a batch: those of layers, then slots."""
@@ -158,9 +165,10 @@ class Copy:
 
     def evaluate(self, batch: Batch, index: int) -> RecordedStep:
         self._reset()
-        logs = self.model.evaluate(
-            verbose=0, return_dict=True, **batch.arguments(trains=False)
-        )
+        with self._drawing(batch):
+            logs = self.model.evaluate(
+                verbose=0, return_dict=True, **batch.arguments(trains=False)
+            )
         return RecordedStep("evaluate", index, batch.rows, _of_logs(logs), {})
 
     def recorders(self) -> Recorders:
@@ -200,10 +208,32 @@ class Copy:
                 optimizer.build(self.model.trainable_variables)
 
     def _fit(self, batch: Batch) -> dict[str, Any]:
-        history = self.model.fit(
-            epochs=1, shuffle=False, verbose=0, **batch.arguments(trains=True)
-        )
+        with self._drawing(batch):
+            history = self.model.fit(
+                epochs=1,
+                shuffle=False,
+                verbose=0,
+                **batch.arguments(trains=True),
+            )
         return {name: values[-1] for name, values in history.history.items()}
+
+    @contextlib.contextmanager
+    def _drawing(self, batch: Batch) -> Iterator[None]:
+        """Has rows draw what they draw in their own batch, on one device."""
+        if batch.index is None:
+            with drawing_hooks(), drawn_by(self._noted):
+                yield
+        elif self._draws:
+            compile_again(self.model)
+            with drawing_hooks(), drawn_by(drawer_of(batch.index)):
+                yield
+            compile_again(self.model)
+        else:
+            yield
+
+    def _noted(self, draw: Draw) -> Any:
+        self._draws = True
+        return draw.again()
 
     def _reset(self) -> None:
         for variable, value in self.initial:

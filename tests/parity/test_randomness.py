@@ -1,19 +1,245 @@
-"""Random layers differ between replicas and steps, and repeat by the seed."""
+"""Draws of `keras.random` in `fit` and its relatives are one device's."""
+
+import threading
+import warnings
 
 import keras
 import numpy as np
 import pytest
 from keras import layers
-from keras import ops
 
+from parity import draws
 from parity import models
+from parity.cases import new
+from parity.cases import sgd
+from parity.cases import with_
+from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
+from parity.harness import Case
 from parity.harness import assert_same
+from parity.harness import central
+from parity.harness import plain
 from parity.harness import scope
+from parity.harness import sharded
 from parity.harness import state_of
+from parity.harness import to_numpy
+from parity.harness import train
 
 FEATURES = 64
+IS_JAX = BACKEND == "jax"
+# Plain Keras refuses these: an unknown number of rows can't be shuffled, draws
+# without a seed can't be traced, and there is no float64.
+NOT_ON_JAX = (
+    "columns_in_another_order",
+    "double",
+    "dropped_columns",
+    "without_a_seed",
+)
+
+
+slow = with_(new(sgd, learning_rate=0.01))
+
+
+def case(name, build, data, **options):
+    """43 rows in batches of 12: shares of 2 to 6 rows, a last one of 1."""
+    given = {"rows": 43, "batch_size": 12, "compile": slow, "rtol": 1e-6}
+    return Case(name, build, data, **{**given, **options})
+
+
+def _table(rows):
+    return models.table(rows, 7, 3)
+
+
+CASES = [
+    case("mlp", draws.mlp, _table, full=True),
+    case("mlp_with_seeds", lambda: draws.mlp(3), _table),
+    case("transformer", draws.transformer, draws.sentences, full=True),
+    case("recurrent", draws.recurrent, draws.sentences),
+    case("noisy", draws.noisy, draws.sentences, rtol=2e-6),
+    case(
+        "augmented",
+        draws.augmented(*draws.FIRST_AUGMENTATIONS),
+        draws.pictures,
+        rows=37,
+    ),
+    case(
+        "augmented_again",
+        draws.augmented(*draws.OTHER_AUGMENTATIONS),
+        draws.pictures,
+        rows=37,
+    ),
+    case("variational", draws.variational, _table, full=True),
+    case("shuffled", draws.mlp, _table, fit={"shuffle": True}),
+    case(
+        "eager",
+        draws.mlp,
+        _table,
+        compile=lambda: {**slow(), "run_eagerly": True},
+    ),
+]
+OF_DRAWS = [
+    case(f"draw_{name}", lambda name=name: draws.drawing(name), _table)
+    for name in draws.DRAWS
+    if not (IS_JAX and name in NOT_ON_JAX)
+]
+
+
+def _counts(cases):
+    for index, each in enumerate(cases):
+        yield pytest.param(
+            each, index % 3 + 2, id=f"{each.name}-{index % 3 + 2}"
+        )
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Draws without a seed begin anew."""
+    keras.utils.clear_session()
+
+
+def _compare(each, num_replicas, make=None):
+    expected = plain(each)
+    keras.utils.clear_session()
+    assert_same(train(each, num_replicas, make), expected, each.rtol)
+
+
+@pytest.mark.parametrize(("each", "num_replicas"), [*_counts(CASES)])
+def test_models_that_draw(each, num_replicas):
+    _compare(each, num_replicas)
+
+
+@pytest.mark.parametrize(("each", "num_replicas"), [*_counts(OF_DRAWS)])
+def test_each_kind_of_draw(each, num_replicas):
+    _compare(each, num_replicas)
+
+
+def test_central_storage():
+    _compare(CASES[2], 3, central)
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="TensorFlow can't shard optimizers' states."
+)
+def test_a_sharded_optimizer():
+    _compare(CASES[2], 3, sharded)
+
+
+def test_the_last_batch_has_one_row():
+    """Three of four replicas have none then."""
+    _compare(case("one_row_left", draws.mlp, _table, rows=37), 4)
+
+
+class Denoising(keras.Model):
+    """Draws in a step of its own: noise, and times for each row."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = layers.Dense(9, activation="tanh")
+        self.dropped = layers.Dropout(0.2)
+        self.head = layers.Dense(7)
+        self.seeds = keras.random.SeedGenerator(13)
+
+    def call(self, x, training=False):
+        return self.head(self.dropped(self.hidden(x), training=training))
+
+    def compute_loss(
+        self, x=None, y=None, y_pred=None, sample_weight=None, training=True
+    ):
+        shape = keras.ops.shape(x)
+        noise = keras.random.normal(shape, seed=self.seeds)
+        times = keras.random.uniform((shape[0], 1), seed=self.seeds)
+        noisy = x * (1 - times) + noise * times
+        return super().compute_loss(
+            x=x, y=noise, y_pred=self(noisy, training=True), training=training
+        )
+
+
+def test_draws_in_compute_loss():
+    _compare(case("denoising", Denoising, lambda n: models.table(n, 7, 7)), 3)
+
+
+def test_draws_in_train_on_batch_and_evaluate():
+    """`evaluate` and `predict` draw too if a layer always does."""
+
+    def outcome(num_replicas):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        with scope(num_replicas):
+            model = keras.Sequential(
+                [
+                    layers.Input((7,)),
+                    layers.Dense(8),
+                    models.AlwaysDropout(),
+                    layers.Dropout(0.3),
+                    layers.Dense(3),
+                ]
+            )
+            model.compile("sgd", "mse", jit_compile=JIT)
+        data = _table(15)
+        found = {"batch": to_numpy(model.train_on_batch(**data))}
+        found["eval"] = to_numpy(
+            model.evaluate(**data, batch_size=6, verbose=0)
+        )
+        found["predict"] = to_numpy(
+            model.predict(data["x"], batch_size=6, verbose=0)
+        )
+        model.fit(**data, batch_size=6, verbose=0, shuffle=False)
+        return found | state_of(model)
+
+    assert_same(outcome(3), outcome(None), 1e-6)
+
+
+@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
+@pytest.mark.skipif(IS_JAX, reason="One program on JAX shuffles all rows.")
+def test_a_shuffle_of_rows_is_warned_of():
+    with scope(2):
+        model = draws.augmented(lambda: layers.MixUp(name="mixing"))()
+        model.compile("sgd", "mse")
+    data = draws.pictures(12)
+    with pytest.warns(UserWarning, match="'mixing' shuffles the rows"):
+        model.fit(**data, batch_size=6, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(**data, batch_size=6, verbose=0)
+
+
+def test_two_models_that_train_at_once():
+    """And a plain one beside them, whose numbers are those it has alone."""
+    kinds = {"first": 2, "second": 3, "plain": None}
+    ready = threading.Barrier(len(kinds))
+    found = {}
+
+    def run(name, num_replicas, waits):
+        with scope(num_replicas):
+            model = draws.mlp(7)
+            model.compile("sgd", "mse", jit_compile=JIT)
+        models_set(model)
+        if waits:
+            ready.wait()
+        model.fit(
+            **_table(43), batch_size=12, epochs=3, verbose=0, shuffle=False
+        )
+        found[name] = state_of(model)
+
+    threads = [
+        threading.Thread(target=run, args=(*each, True))
+        for each in kinds.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run("alone", None, False)
+    assert_same(found["plain"], found["alone"], 0, 0)
+    for name in ("first", "second"):
+        assert_same(found[name], found["alone"], 1e-6)
+
+
+def models_set(model):
+    """Gives each of several models the same weights."""
+    rng = np.random.default_rng(4)
+    model.set_weights([rng.normal(0, 0.3, w.shape) for w in model.weights])
 
 
 def _always_dropout(num_replicas):
@@ -31,81 +257,11 @@ def _masks(model, rows):
 
 
 @pytest.mark.smoke
-def test_masks_differ_between_replicas():
-    masks = _masks(_always_dropout(4), 8)
-    assert 0.35 < masks.mean() < 0.65
-    assert len({mask.tobytes() for mask in masks}) == 8
-
-
-def test_masks_differ_between_steps():
-    """Also not those of another replica in an earlier step."""
+def test_masks_differ_between_rows_and_steps():
     model = _always_dropout(4)
-    masks = np.concatenate([_masks(model, 4) for _ in range(4)])
-    assert len({mask.tobytes() for mask in masks}) == 16
-
-
-def test_masks_repeat():
-    first, second = (_masks(_always_dropout(3), 7) for _ in range(2))
-    np.testing.assert_array_equal(first, second)
-
-
-class Scale(layers.Layer):
-    """Multiplies by a weight for each feature."""
-
-    def build(self, input_shape):
-        self.scale = self.add_weight(shape=input_shape[-1:], initializer="ones")
-
-    def call(self, x):
-        return x * self.scale
-
-
-def _trained_scales(num_replicas, steps=1):
-    """Gradients of the scales are how often each feature was kept."""
-    keras.utils.set_random_seed(9)
-    with scope(num_replicas):
-        model = keras.Sequential(
-            [layers.Input((FEATURES,)), layers.Dropout(0.5), Scale()]
-        )
-        model.compile(
-            keras.optimizers.SGD(1.0),
-            lambda y_true, y_pred: -ops.sum(y_pred, axis=-1),
-            jit_compile=JIT,
-        )
-    x = np.ones((2, FEATURES), "float32")
-    trained = []
-    for _ in range(steps):
-        before = model.get_weights()[0]
-        model.train_on_batch(x, x)
-        trained.append(np.round(model.get_weights()[0] - before))
-    return trained
-
-
-def test_training_masks_differ_between_replicas_and_steps():
-    first, second = _trained_scales(2, steps=2)
-    # A row of two gives 0 or 1; one where the replicas' masks differ.
-    assert {0.0, 1.0, 2.0} == set(first.tolist())
-    assert first.tolist() != second.tolist()
-
-
-def test_training_repeats_under_a_seed():
-    assert _trained_scales(2)[0].tolist() == _trained_scales(2)[0].tolist()
-
-
-def test_fit_repeats_under_a_seed():
-    def outcome():
-        keras.utils.set_random_seed(9)
-        with scope(3):
-            model = models.sequence(
-                models.dense(5),
-                lambda: layers.Dropout(0.5),
-                lambda: layers.GaussianNoise(0.1),
-                models.dense(),
-            )()
-            model.compile("sgd", "mse", jit_compile=JIT)
-        model.fit(**models.table(21), batch_size=7, epochs=2, verbose=0)
-        return state_of(model)
-
-    assert_same(outcome(), outcome(), rtol=0, atol=0)
+    masks = np.concatenate([_masks(model, 8) for _ in range(3)])
+    assert 0.35 < masks.mean() < 0.65
+    assert len({mask.tobytes() for mask in masks}) == 24
 
 
 @pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")

@@ -53,7 +53,6 @@ def test_a_model_with_batch_statistics_and_dropout_is_the_same(kind):
     assert any(rows % 2 for rows in report.batches)
     assert len({each.name for each in report.differences}) > 20
     report.raise_if_different()
-    assert "dropout" in "".join(report.notes)
 
 
 def test_several_outputs_weights_and_clipping_are_the_same():
@@ -96,7 +95,6 @@ def test_a_subclass_that_draws_is_the_same(copied):
     assert report.same, report
     # The last one is cut, or nothing would be uneven.
     assert report.batches == (8, 5)
-    assert "normal" in "".join(report.notes)
 
 
 def test_a_step_with_two_optimizers_is_the_same():
@@ -213,6 +211,21 @@ def test_a_report_says_that_no_batch_was_uneven(monkeypatch):
     report = mirrored().verify(models.regressor(), data)
     assert report.same, report
     assert "uneven batches were not compared" in "".join(report.notes)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_gradient_that_is_zero_is_not_blamed(optimizer):
+    """The bias of attention's keys has one, but for rounding."""
+    inputs = keras.Input((5, 6))
+    x = keras.layers.MultiHeadAttention(2, 3, dropout=0.1)(inputs, inputs)
+    x = keras.layers.LayerNormalization()(x + inputs)
+    outputs = keras.layers.Dense(2)(keras.layers.Flatten()(x))
+    model = keras.Model(inputs, outputs)
+    model.compile(optimizer, "mse")
+    rows = np.random.default_rng(5).normal(size=(20, 5, 6)).astype("float32")
+    report = mirrored().verify(model, rows, TARGETS[:20], steps=2)
+    assert report.same, report
+    assert "key/bias" in "".join(report.notes)
 
 
 def test_a_report_is_read_again_from_json():

@@ -1,0 +1,136 @@
+"""Which axis of a random draw has the rows, and what a replica draws."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_dist.core.rows import Share
+from keras_dist.fit import draws as hooks
+from keras_dist.plugin.draws import Places
+from keras_dist.plugin.draws import Rows
+from keras_dist.plugin.draws import draw_by_size
+from keras_dist.plugin.draws import drawn_by
+from keras_dist.plugin.draws import rows_by_size
+from keras_dist.verification.draws import drawer_of
+
+# The second of three shares of 12 rows.
+SHARE = Share(4, 12, 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((4, 7), Rows(0, 4, 4, 12)),
+        ((4,), Rows(0, 4, 4, 12)),
+        ((20,), Rows(0, 20, 20, 60)),  # five values for each row
+        ((7, 4), Rows(1, 4, 4, 12)),
+        ((8, 4), Rows(0, 8, 8, 24)),  # in doubt, the first axis
+        ((1, 7), None),
+        ((), None),
+    ],
+)
+def test_sizes_tell_the_axis_of_rows(shape, expected):
+    assert rows_by_size(shape, SHARE) == expected
+
+
+def test_places_learn_from_shares_that_differ():
+    places = Places(is_open=True)
+    places.begin([4, 4, 4])
+    assert places.is_open and not places.is_looking
+    places.begin([5, 3, 4])
+    assert places.is_looking and not places.is_open
+    places.learn("table", [(5, [8, 7]), (3, [8, 7]), (4, [8, 7])])
+    places.learn("columns", [(5, [8, 5]), (3, [8, 3]), (4, [8, 4])])
+    assert places.rows("table", [8, 7], SHARE) is None
+    assert places.rows("columns", [8, 4], SHARE) == Rows(1, 4, 4, 12)
+    assert not places.is_open
+
+
+def test_a_new_place_goes_by_sizes_and_asks_for_a_look():
+    places = Places(is_open=False)
+    places.begin([4, 4, 4])
+    assert places.rows("new", [8, 7], SHARE) == Rows(0, 8, 8, 24)
+    assert places.is_open
+    places.begin([5, 3, 4])
+    with pytest.warns(UserWarning, match="without a seed generator"):
+        places.learn("new", [(5, [8, 7]), (3, [8, 7])])
+    assert places.rows("new", [8, 7], SHARE) is None
+
+
+def _logits(probabilities):
+    both = [probabilities, 1 - probabilities]
+    return ops.log(ops.concatenate(both, -1))
+
+
+DRAWS = {
+    "normal": lambda n, p: keras.random.normal((n, 3), seed=1),
+    "uniform": lambda n, p: keras.random.uniform((n, 3), -1.0, 2.0, seed=1),
+    "integers": lambda n, p: keras.random.randint((n, 3), 0, 9, seed=1),
+    "truncated": lambda n, p: keras.random.truncated_normal((n,), seed=1),
+    "dropout": lambda n, p: keras.random.dropout(ops.ones((n, 8)), 0.5, seed=1),
+    "shared_mask": lambda n, p: keras.random.dropout(
+        ops.ones((n, 2, 8)), 0.5, noise_shape=(None, 1, 8), seed=1
+    ),
+    "classes": lambda n, p: keras.random.categorical(_logits(p), 4, seed=1),
+    "gamma": lambda n, p: keras.random.gamma((n, 3), p, seed=1),
+    "columns": lambda n, p: keras.random.normal((7, n), seed=1),
+    "flat": lambda n, p: keras.random.normal((5 * n,), seed=1),
+}
+PARAMETERS = np.random.default_rng(0).uniform(0.2, 0.8, (6, 3))
+PARAMETERS = PARAMETERS.astype("float32")
+
+
+def _array(value):
+    return ops.convert_to_numpy(value)
+
+
+def _axis(name):
+    return 1 if name == "columns" else 0
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_shares_make_up_the_whole(name):
+    """Whatever draws for one replica: here by the general way."""
+    whole = _array(DRAWS[name](6, ops.convert_to_tensor(PARAMETERS)))
+    parts = []
+    for start, stop in ((0, 2), (2, 4), (4, 6)):
+        share = Share(stop - start, 6, start)
+
+        def gather(value, axis):
+            is_logits = value.shape[1] == 6
+            return _logits(PARAMETERS) if is_logits else PARAMETERS
+
+        def draw(made, share=share, gather=gather):
+            return draw_by_size(made, share, gather)
+
+        own = ops.convert_to_tensor(PARAMETERS[start:stop])
+        with hooks.drawing_hooks(), drawn_by(draw):
+            parts.append(_array(DRAWS[name](stop - start, own)))
+    joined = np.concatenate(parts, _axis(name))
+    np.testing.assert_allclose(joined, whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("index", [[5, 4, 3, 2, 1, 0], [*range(6), *range(6)]])
+def test_rows_in_another_order_draw_what_they_drew(name, index):
+    index = np.asarray(index)
+    whole = _array(DRAWS[name](6, ops.convert_to_tensor(PARAMETERS)))
+    own = ops.convert_to_tensor(PARAMETERS[index])
+    with hooks.drawing_hooks(), drawn_by(drawer_of(index)):
+        found = _array(DRAWS[name](len(index), own))
+    if name == "flat":
+        whole, found = whole.reshape(6, 5), found.reshape(len(index), 5)
+    expected = np.take(whole, index, axis=_axis(name))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_hooks_leave_with_the_last():
+    module = hooks.keras_random.random_backend
+    before = module.normal
+    with hooks.drawing_hooks():
+        assert module.normal is not before
+        with hooks.drawing_hooks():
+            pass
+        assert module.normal is not before
+    assert module.normal is before
