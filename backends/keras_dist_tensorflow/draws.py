@@ -24,7 +24,10 @@ _PHILOX = 1
 def draw_rows(draw: Draw, share: Share) -> Any:
     """Draws a replica's rows, the numbers that one device draws for them."""
     sizes = _sizes(draw)
-    rows = rows_by_size(sizes, share)
+    given = draw.arguments
+    if draw.name == "shuffle":
+        given["axis"] %= len(sizes)
+    rows = rows_by_size(sizes, share, _may_be_rows)
     if rows is None:
         return draw.again()
     if draw.shuffles(rows.axis):
@@ -43,6 +46,11 @@ def draw_rows(draw: Draw, share: Share) -> Any:
         pads[axis] = [rows.start, after]
         return tf.pad(value, pads, constant_values=tf.ones([], value.dtype))
 
+    if "shape" in given:
+        given["shape"] = sizes
+    if draw.name == "uniform":
+        for name in ("minval", "maxval"):
+            given[name] = tf.cast(given[name], _dtype(draw))
     whole = draw.for_all(rows, draw.gathered(rows, padded))
     return draw.of(_with_static_shape(rows.cut(whole), sizes))
 
@@ -52,8 +60,27 @@ def _sizes(draw: Draw) -> list[Any]:
     sizes = draw.shape
     if all(isinstance(size, int) for size in sizes):
         return sizes
+    sizes = [x if isinstance(x, int) else tf.cast(x, tf.int32) for x in sizes]
     pairs = zip(sizes, tf.fill(sizes, 0).shape, strict=True)
     return [size if known is None else known for size, known in pairs]
+
+
+def _may_be_rows(size: Any) -> bool:
+    """Returns whether a graph's size may follow from the number of rows.
+
+    It does not if it is that of an axis after the first of unknown size, such
+    as that of sequences.
+    """
+    op = size.op
+    if op.type == "Cast":
+        op = op.inputs[0].op
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return True
+    index = tf.get_static_value(op.inputs[1])
+    sizes = op.inputs[0].op.inputs[0].shape
+    if index is None or sizes.rank is None:
+        return True
+    return None not in list(sizes)[: int(index[0])]
 
 
 def _with_static_shape(value: Any, sizes: Sequence[Any]) -> Any:

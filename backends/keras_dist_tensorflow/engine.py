@@ -25,7 +25,7 @@ from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
 from keras_dist.internals.keras_random import lend_global_seed
-from keras_dist.plugin.draws import Places
+from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
@@ -67,6 +67,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         *("float64", "int32", "int64", "bool"),
     )
     updater: Any
+    looks_at_draws = True
     traces_steps = True
 
     def __init__(
@@ -157,8 +158,11 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         places: Places | None = None,
     ) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
+        batch = tree.map_structure(_as_tensor, batch)
+        if places is not None and places.is_open:
+            batch = tree.map_structure(_of_any_length, batch)
         parts, shares, edges = cut_batch(
-            tree.map_structure(_as_tensor, batch),
+            batch,
             self.plan.num_replicas,
             slice(first, first + count),
             self._unequal,
@@ -287,6 +291,16 @@ def _own_value(leaf: Any) -> Any:
     if is_written or isinstance(leaf, SyncOnReadVariable):
         return tf.identity(leaf.value)
     return leaf
+
+
+def _of_any_length(leaf: Any) -> Any:
+    """Hides a graph's number of rows, so that draws with rows are known."""
+    if tf.executing_eagerly() or not isinstance(leaf, tf.Tensor):
+        return leaf
+    if not leaf.shape.rank or leaf.shape[0] is None:
+        return leaf
+    shape = [None, *leaf.shape[1:]]
+    return tf.compat.v1.placeholder_with_default(leaf, shape)
 
 
 def _as_tensor(leaf: Any) -> Any:

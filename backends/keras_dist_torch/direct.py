@@ -21,9 +21,9 @@ from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
-from keras_dist.plugin.draws import Places
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.home import Home
+from keras_dist.plugin.places import Places
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
@@ -159,7 +159,9 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         group: ReplicaGroup,
         overlap: Any = None,
         places: Places | None = None,
+        may_repeat: bool = False,
     ) -> list[T]:
+        # A step of FSDP, which has sent gradients, does not begin anew.
         ((_, share, *args),) = members
         replica = DirectReplica(share, group)
         result: T = self._step(fn, replica, places, args)
@@ -177,7 +179,9 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
             with place, self._own_randomness() as states:
                 draws = Draws(1, states, places)
                 replica.draws = ReplicaDraws(replica, draws, self._home)
-                return self._on_device(fn, replica, *args)
+                result = self._on_device(fn, replica, *args)
+                draws.end()
+            return result
         finally:
             replica.close()
 

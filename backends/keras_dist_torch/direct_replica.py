@@ -59,6 +59,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         with outside_replicas(), torch.no_grad():
+            self.draws.of_round.meet(self.group.workers)
             return fn([value])
 
     def all_sum(

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
-from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals.keras_internals import layers_in_call
 from keras_dist.plugin.draws import Draw
-from keras_dist.plugin.draws import Places
-from keras_dist.plugin.draws import Rows
+from keras_dist.plugin.draws import rows_at
 from keras_dist.plugin.draws import rows_by_size
+from keras_dist.plugin.places import APART
+from keras_dist.plugin.places import DIVERGED
+from keras_dist.plugin.places import GUESSED
+from keras_dist.plugin.places import MisjudgedDraws
+from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
 from keras_dist_torch.keras_internals import has_no_seed
 
@@ -28,49 +30,73 @@ States = list[tuple[torch.Generator, torch.Tensor]]
 
 
 class Draws:
-    """The draws of one round, by their position among a replica's.
+    """The draws of one round, by their place.
 
     Args:
         replicas: Integer, how many take part here.
         states: `States` of generators that workers seed differently in steps.
         places: `Places` of the step's draws.
+        may_repeat: Boolean, whether the step may begin anew.
     """
 
     def __init__(
-        self, replicas: int, states: States, places: Places | None
+        self,
+        replicas: int,
+        states: States,
+        places: Places | None = None,
+        may_repeat: bool = False,
     ) -> None:
         self.places = places
+        # Whether nothing has been changed yet that a new beginning would lose.
+        self.may_repeat = may_repeat
         self._replicas = replicas
         self._states = states
-        # The draw, what it is, and how many replicas have not taken it.
-        self._made: dict[int, list[Any]] = {}
+        # By place and number there: the draw, what it is, and how many
+        # replicas have not taken it.
+        self._made: dict[tuple[str, int], list[Any]] = {}
 
     def take(
-        self, place: int, what: str, draw: Draw, make: Callable[[], Any]
+        self, place: str, count: int, draw: Draw, make: Callable[[], Any]
     ) -> Any:
         """Returns what is drawn for all rows, which the first replica makes."""
-        entry = self._made.get(place)
-        if entry is None:
-            common = is_unseeded(draw) and bool(self._states)
-            with self._common_states() if common else nullcontext():
-                value = make()
-            if self._replicas > 1:
-                self._made[place] = [value, what, self._replicas - 1]
-            return value
-        value, expected, _ = entry
-        if what != expected:
-            raise _divergence(f"{expected} on one, {what} on another")
-        if not is_unseeded(draw):
-            draw.skip()
-        entry[2] -= 1
-        if not entry[2]:
-            del self._made[place]
+        entry = self._made.get((place, count))
+        what = draw.description[2:]
+        if entry is not None and entry[1] == what:
+            if not is_unseeded(draw):
+                draw.skip()
+            entry[2] -= 1
+            if not entry[2]:
+                del self._made[place, count]
+            return entry[0]
+        common = is_unseeded(draw) and bool(self._states)
+        with self._common_states() if common else nullcontext():
+            value = make()
+        if entry is None and self._replicas > 1:
+            self._made[place, count] = [value, what, self._replicas - 1]
         return value
 
-    def check(self) -> None:
-        """Refuses draws that not all replicas have made."""
-        for _, what, _ in self._made.values():
-            raise _divergence(f"{what} on some replicas only")
+    def meet(self, workers: Any) -> None:
+        """Compares what replicas drew, in a meeting of all of them."""
+        places = self.places
+        here = None if places is None else places.take_new()
+        if places is None or here is None:
+            return
+        everyone = here
+        if workers is not None:
+            texts = workers.texts(json.dumps(here))
+            everyone = [each for text in texts for each in json.loads(text)]
+        if places.compare(everyone):
+            if self.may_repeat:
+                raise MisjudgedDraws
+            places.tell("a step|", GUESSED)
+
+    def end(self) -> None:
+        """Ends the round: tells of draws that not all replicas have made."""
+        if self.places is not None:
+            for place, _ in self._made:
+                self.places.tell(place, DIVERGED)
+            self.places.end()
+        self._made.clear()
 
     @contextlib.contextmanager
     def _common_states(self) -> Iterator[None]:
@@ -91,20 +117,24 @@ class ReplicaDraws:
     def __init__(
         self, replica: Replica, draws: Draws, device: torch.device
     ) -> None:
+        self.of_round = draws
         self._replica = replica
-        self._draws = draws
         self._device = device
-        self._count = 0
+        self._counts: dict[str, int] = {}
 
     @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def draw(self, draw: Draw) -> Any:
         """Returns the replica's rows of a draw."""
-        share = self._replica.share
-        if share.rows == share.total:
-            return draw.again()
-        self._count += 1
+        share, group = self._replica.share, self._replica.group
         sizes = [int(size) for size in draw.shape]
-        rows = self._rows(draw, sizes)
+        place = f"{draw.where}|{draw.name}|{len(sizes)}"
+        axis = self._axis(place, sizes)
+        if share.rows == share.total and group.workers is None:
+            return draw.again()
+        is_odd = draw.name == "shuffle" and draw.arguments["axis"] < 0
+        if axis == APART or is_odd:
+            return draw.apart()
+        rows = None if axis is None else rows_at(axis, sizes, share)
         if rows is None and draw.name != "dropout":
             return draw.again()
         parameters: dict[str, Any] = {}
@@ -112,14 +142,12 @@ class ReplicaDraws:
             if draw.shuffles(rows.axis):
                 draw.warn()
                 return draw.apart()
-            if rows.size % max(share.rows, 1):
-                return draw.apart()  # the values of rows decide how many
-            sizes[rows.axis] = rows.total
             parameters = draw.gathered(rows, self._replica.parameters_of_all)
+        count = self._counts[place] = self._counts.get(place, 0) + 1
         with torch.no_grad():
-            whole = self._draws.take(
-                self._count,
-                f"`keras.random.{draw.name}` of shape {tuple(sizes)}",
+            whole = self.of_round.take(
+                place,
+                count,
                 draw,
                 lambda: draw.for_all(rows, parameters, _ones_like),
             ).to(self._device)
@@ -130,50 +158,12 @@ class ReplicaDraws:
             return draw.arguments["inputs"] * part
         return draw.of(part)
 
-    def _rows(self, draw: Draw, sizes: list[int]) -> Rows | None:
-        places, share = self._draws.places, self._replica.share
+    def _axis(self, place: str, sizes: list[int]) -> int | None:
+        places, share = self.of_round.places, self._replica.share
         if places is None:
-            return rows_by_size(sizes, share)
-        place = self._count, draw.name, len(sizes)
-        if places.is_looking:
-            own = max(share.rows, 1), [*sizes]
-            with _own_caches():
-                each = self._replica.meet("a random draw", self._every, own)
-            places.learn(place, each)
-        return places.rows(place, sizes, share)
-
-    def _every(self, here: list[Any]) -> list[Any]:
-        """Returns what all replicas of all workers draw."""
-        workers = self._replica.group.workers
-        if workers is None:
-            return here
-        texts = workers.texts(json.dumps(here))
-        return [each for text in texts for each in json.loads(text)]
-
-
-@contextlib.contextmanager
-def _own_caches() -> Iterator[None]:
-    """Restores tensors in attributes of the layers that this thread calls.
-
-    Replicas share layers. Other replicas run meanwhile and may keep tensors
-    there, as cells of recurrent layers keep dropout masks in a call.
-    """
-    before = [
-        (vars(layer), {k: v for k, v in vars(layer).items() if _is_cache(v)})
-        for layer in layers_in_call()
-    ]
-    yield
-    for attributes, own in before:
-        for name, value in [*attributes.items()]:
-            if name not in own and _is_cache(value):
-                del attributes[name]
-        attributes.update(own)
-
-
-def _is_cache(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(isinstance(x, torch.Tensor) for x in value)
-    return value is None or isinstance(value, torch.Tensor)
+            found = rows_by_size(sizes, share)
+            return None if found is None else found.axis
+        return places.axis(self._replica.index, place, sizes, share)
 
 
 def is_unseeded(draw: Draw) -> bool:
@@ -191,12 +181,3 @@ def _ones_like(inputs: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     order = sorted(range(inputs.ndim), key=lambda i: -inputs.stride(i))
     ones = inputs.new_ones([sizes[i] for i in order])
     return ones.permute([order.index(i) for i in range(inputs.ndim)])
-
-
-def _divergence(what: str) -> ReplicaDivergenceError:
-    return ReplicaDivergenceError(
-        f"Replicas made different random draws: {what}. Expected: the same "
-        "draws in the same order on each replica, as one device makes them "
-        "for all rows. Look for a branch on values that differ between "
-        "replicas, or on Python's or NumPy's random numbers."
-    )

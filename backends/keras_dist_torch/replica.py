@@ -78,10 +78,10 @@ class TorchReplica(Replica):
         self._position = position
         self._device = device
         self._run = run
-        self._draws = ReplicaDraws(self, run.draws, device)
+        self.draws = ReplicaDraws(self, run.draws, device)
 
     def draw(self, draw: Draw) -> Any:
-        return self._draws.draw(draw)
+        return self.draws.draw(draw)
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
         run = self._run
@@ -94,6 +94,7 @@ class TorchReplica(Replica):
                 torch.no_grad(),
                 on_device(run.home),
             ):
+                run.draws.meet(run.group.workers)
                 return fn(values)
 
         result: T = _meet(run, self._position, what, hold, value)

@@ -23,7 +23,8 @@ from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.draws import Places
+from keras_dist.plugin.places import MisjudgedDraws
+from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import SEED_STRIDE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
@@ -99,10 +100,8 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         alike = alike and not is_whole
         edges = self._edges(lengths[0], alike)
         note = ""
-        if places is not None:
-            if places.is_open and _shift(edges):
-                note = _SHIFTED.format(edges[1])
-            places.begin([max(len(own), 1) for own in ranges(edges)])
+        if places is not None and places.is_open and _shift(edges):
+            note = _SHIFTED.format(edges[1])
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
         local = ranges(edges)[first : first + self.plan.num_local_replicas]
@@ -115,12 +114,25 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             return cut(batch, taken, self._devices[index])
 
         shares = [Share(len(own), lengths[0], own.start) for _, own in members]
-        with self._overlapping(shares) as overlap, _noted(note):
-            parts = [
-                (index, share, part(index, own))
-                for (index, own), share in zip(members, shares, strict=True)
-            ]
-            return self._play(fn, parts, group, overlap, places)
+        lengths_here = [max(len(own), 1) for own in ranges(edges)]
+
+        def once(may_repeat: bool) -> list[T]:
+            if places is not None:
+                places.begin(lengths_here)
+            with self._overlapping(shares) as overlap, _noted(note):
+                parts = [
+                    (index, share, part(index, own))
+                    for (index, own), share in zip(members, shares, strict=True)
+                ]
+                return self._play(fn, parts, group, overlap, places, may_repeat)
+
+        if places is None or not places.is_open:
+            return once(False)
+        try:
+            with _generators_kept_by(MisjudgedDraws):
+                return once(True)
+        except MisjudgedDraws:
+            return once(False)
 
     def _overlapping(
         self, shares: Sequence[Share]
@@ -193,12 +205,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         group: ReplicaGroup,
         overlap: Overlap | None = None,
         places: Places | None = None,
+        may_repeat: bool = False,
     ) -> list[T]:
         """Runs replicas: their index, their share, and arguments of `fn`."""
         round_ = Round(len(members))
         moving = self._transfers([index for index, *_ in members])
         with moving as moved, self._own_randomness() as states:
-            draws = Draws(len(members), states, places)
+            draws = Draws(len(members), states, places, may_repeat)
             run = Run(
                 round_,
                 group,
@@ -217,7 +230,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                     functools.partial(self._on_device, fn, replica, *args)
                 )
             results: list[T] = self._run_threads(round_, fns)
-            draws.check()
+            draws.end()
         return results
 
     @contextlib.contextmanager
@@ -280,6 +293,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         numbers: Sequence[Any],
     ) -> tuple[list[Any], list[list[Any]]]:
         assert isinstance(replica, TorchReplica)
+        replica.draws.of_round.may_repeat = False
         here = gradients
         if replica.moved is not None:
             here = replica.moved.bring_back(gradients)
@@ -292,10 +306,12 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 def _shift(edges: list[int]) -> bool:
     """Makes equal shares differ by moving a row; returns false if it can't."""
     sizes = {len(own) for own in ranges(edges)}
-    if len(edges) < 3 or len(sizes) > 1 or sizes == {1}:
+    if len(edges) < 3 or len(sizes) > 1 and max(sizes) > 1:
         return False
     edges[1] += 1
-    return True
+    if max(sizes) == 1:  # one replica gets all of the few rows
+        edges[1:] = [edges[-1]] * (len(edges) - 1)
+    return edges[-1] > 1
 
 
 # The note on errors in such a step.
@@ -304,6 +320,21 @@ _SHIFTED = (
     "replica, to see which axes of random draws have rows; any number of rows "
     "may come)"
 )
+
+
+@contextlib.contextmanager
+def _generators_kept_by(error: type[BaseException]) -> Iterator[None]:
+    """Restores PyTorch's own generators if such an error ends the context."""
+    generators = [torch.default_generator]
+    if torch.cuda.is_initialized():
+        generators += torch.cuda.default_generators
+    states = [each.get_state() for each in generators]
+    try:
+        yield
+    except error:
+        for each, state in zip(generators, states, strict=True):
+            each.set_state(state)
+        raise
 
 
 @contextlib.contextmanager

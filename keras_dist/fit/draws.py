@@ -49,7 +49,8 @@ def _hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        made = Draw(name, original, bound.arguments, _warn_of_shuffle)
+        where = keras_internals.place_in_call()
+        made = Draw(name, original, bound.arguments, where, _warn_of_shuffle)
         if not made.is_made:
             return original(*args, **kwargs)
         with with_common_seeds():

@@ -24,8 +24,8 @@ from keras_dist.internals.keras_random import is_seed
 from keras_dist.internals.keras_saveables import all_metrics
 from keras_dist.internals.keras_saveables import own_metrics
 from keras_dist.internals.overrides import overrides
-from keras_dist.plugin.draws import Places
 from keras_dist.plugin.front_end import STEPS
+from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica import exchange

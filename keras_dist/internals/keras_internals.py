@@ -177,17 +177,23 @@ def innermost_call() -> LayerCall | None:
     return LayerCall(names["self"], names["args"], names["kwargs"], training)
 
 
-def layers_in_call() -> list[keras.Layer]:
-    """Returns the layers whose calls this thread is in, and the innermost
-    one's parts."""
-    found: list[keras.Layer] = []
+def place_in_call() -> str:
+    """Returns where this thread is: the innermost layer, and lines in it.
+
+    Without a layer, these are lines of the code that keras_dist has called.
+    """
+    lines: list[int] = []
     frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _LAYER_CALL:
-            layer = frame.f_locals["self"]
-            found += [layer] if found else layer._flatten_layers()
+    while frame is not None and frame.f_code is not _LAYER_CALL:
+        if frame.f_globals.get("__name__", "").startswith("keras_dist"):
+            if lines:
+                break
+        else:
+            lines.append(frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
-    return found
+    is_layer = frame is not None and frame.f_code is _LAYER_CALL
+    name = f"layer '{frame.f_locals['self'].name}'" if is_layer else "a step"
+    return f"{name}|{lines}"
 
 
 def losses_with_own_call() -> list[Any]:

@@ -2,9 +2,7 @@
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable
-from collections.abc import Hashable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -76,24 +74,29 @@ def rows_at(axis: int, shape: Sequence[Any], share: Share) -> Rows:
     return Rows(axis, times * start, shape[axis], times * share.total)
 
 
-def rows_by_size(shape: Sequence[Any], share: Share) -> Rows | None:
+def rows_by_size(
+    shape: Sequence[Any],
+    share: Share,
+    may_be_rows: Callable[[Any], bool] = lambda size: True,
+) -> Rows | None:
     """Finds the axis of rows of what is drawn; `None` if it has no rows.
 
-    In a graph for any batch size, it is the first axis whose size is a tensor.
-    Else sizes decide: the first axis if it is a multiple of the rows, or one
-    that is equal to them. In doubt it has rows: then replicas draw different
-    numbers.
+    In a graph for any batch size, it is the first axis whose size is a tensor,
+    and which `may_be_rows`. Else sizes decide: the first axis if it is a
+    multiple of the rows, or one that is equal to them. In doubt it has rows:
+    then replicas draw different numbers.
     """
     if not isinstance(share.rows, int):
         for axis, size in enumerate(shape):
-            if not isinstance(size, int):
+            if not isinstance(size, int) and may_be_rows(size):
                 return _checked(rows_at(axis, shape, share), share)
         return None
     rows = max(share.rows, 1)
-    if shape and shape[0] and shape[0] % rows == 0:
+    sizes = [size if isinstance(size, int) else 0 for size in shape]
+    if sizes and sizes[0] and sizes[0] % rows == 0:
         return rows_at(0, shape, share)
-    if rows in shape:
-        return rows_at([*shape].index(rows), shape, share)
+    if rows in sizes:
+        return rows_at(sizes.index(rows), shape, share)
     return None
 
 
@@ -122,6 +125,7 @@ class Draw:
         name: String, the function's name.
         function: Callable, Keras' own.
         arguments: Dict of all its arguments.
+        where: String, the place of the call.
         warn: Callable that is called if all rows are needed for each.
     """
 
@@ -130,10 +134,12 @@ class Draw:
         name: str,
         function: Callable[..., Any],
         arguments: dict[str, Any],
+        where: str,
         warn: Callable[[], None],
     ) -> None:
         self.name = name
         self.arguments = arguments
+        self.where = where
         self.warn = warn
         self._function = function
 
@@ -165,6 +171,16 @@ class Draw:
     def again(self, **changed: Any) -> Any:
         """Calls Keras' function, with some arguments changed."""
         return self._function(**{**self.arguments, **changed})
+
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """What tells it from other draws: its name, shape and numbers."""
+        numbers = [
+            (key, value)
+            for key, value in self.arguments.items()
+            if value is None or isinstance(value, (bool, int, float, str))
+        ]
+        return self.name, tuple(self.shape), *numbers
 
     def apart(self) -> Any:
         """Draws other numbers on each replica."""
@@ -224,9 +240,17 @@ class Draw:
         changed = dict(parameters)
         if "shape" in given:
             changed["shape"] = tuple(sizes)
+        return self.again(**changed, **self._standard)
+
+    @property
+    def _standard(self) -> dict[str, float]:
+        """The parameters that own rows are scaled by after the draw."""
+        given = self.arguments
         if self.name == "uniform":
-            changed |= {"minval": 0.0, "maxval": 1.0}
-        return self.again(**changed)
+            return {"minval": 0.0, "maxval": 1.0}
+        if any(getattr(given.get(x), "shape", ()) for x in ("mean", "stddev")):
+            return {"mean": 0.0, "stddev": 1.0}
+        return {}
 
     def of(self, part: Any) -> Any:
         """Returns the result, given own rows of what `for_all` drew."""
@@ -234,6 +258,11 @@ class Draw:
         if self.name == "uniform":
             low, high = given["minval"], given["maxval"]
             return (high - low) * part + low
+        if "mean" in self._standard:
+            mean, stddev = (
+                ops.cast(given[name], part.dtype) for name in ("mean", "stddev")
+            )
+            return part * stddev + mean
         if self.name == "shuffle":
             return ops.take_along_axis(given["x"], part, given["axis"])
         if self.name == "dropout":
@@ -276,66 +305,3 @@ def draw_by_size(
         return draw.apart()
     parameters = draw.gathered(rows, gather)
     return draw.of(rows.cut(draw.for_all(rows, parameters)))
-
-
-_UNKNOWN = -1
-
-
-class Places:
-    """The axes of rows in a step's draws, by their place in the step.
-
-    Sizes alone can't tell them, where replicas have equally many rows. So one
-    step is split unevenly: the axis whose size differs has the rows.
-    """
-
-    def __init__(self, is_open: bool) -> None:
-        # Whether the next step is to be split unevenly.
-        self.is_open = is_open
-        # Whether replicas compare what they draw, in the step that runs.
-        self.is_looking = False
-        self._axes: dict[Hashable, int | None] = {}
-        self._taken: dict[Hashable, int | None] = {}
-
-    def begin(self, lengths: Sequence[int]) -> None:
-        """Begins a step in which replicas have these numbers of rows."""
-        self.is_looking = self.is_open and len(set(lengths)) > 1
-        if self.is_looking:
-            self.is_open = False
-
-    def learn(self, place: Hashable, each: Sequence[tuple[int, Any]]) -> None:
-        """Notes what replicas draw at a place.
-
-        Args:
-            place: Anything that tells it from others in the step.
-            each: Pairs of a replica's number of rows and the shape it draws.
-        """
-        rows, shape = each[0]
-        for others, another in each[1:]:
-            if others != rows and len(another) == len(shape):
-                pairs = enumerate(zip(shape, another, strict=True))
-                axis = next((i for i, (a, b) in pairs if a != b), None)
-                self._axes[place] = axis
-                if self._taken.pop(place, axis) != axis:
-                    warnings.warn(_GUESSED, stacklevel=2)
-                return
-
-    def rows(
-        self, place: Hashable, shape: Sequence[int], share: Share
-    ) -> Rows | None:
-        """Returns a replica's part of a draw at a place."""
-        axis = self._axes.get(place, _UNKNOWN)
-        if axis != _UNKNOWN:
-            return None if axis is None else rows_at(axis, shape, share)
-        self.is_open = True
-        found = rows_by_size(shape, share)
-        self._taken[place] = None if found is None else found.axis
-        return found
-
-
-_GUESSED = (
-    "A random draw without a seed generator of the model was taken for one "
-    "with a number for each row, or for one without, and is not. So in steps "
-    "before this one, it was not that of one device. Make a "
-    "`keras.random.SeedGenerator` an attribute of the model or of a layer, and "
-    "pass it as `seed`: then keras_dist looks at draws in the first step."
-)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import keras
 
-from keras_dist.plugin.draws import Places
+from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class StepRunner(ReplicaRunner):
             batch: Nested structure of arrays, rows along axis 0. Each replica
                 gets all of the leaves without rows.
             is_whole: Boolean, whether the first replica gets all rows.
-            places: The step's `keras_dist.plugin.draws.Places`, given to
+            places: The step's `keras_dist.plugin.places.Places`, given to
                 runners that ask for them by `looks_at_draws`.
 
         Returns:

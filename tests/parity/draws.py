@@ -186,3 +186,54 @@ class Drawing(layers.Layer):
 
 def drawing(name):
     return stack((7,), layers.Dense(7), Drawing(name), layers.Dense(5))
+
+
+class Keeping(layers.Layer):
+    """Keeps things about its rows on itself between a draw and their use."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.first = layers.Dropout(0.3, seed=1)
+        self.second = layers.Dropout(0.3)
+
+    def call(self, x):
+        self.rows = ops.shape(x)[0]
+        self.kept = {"x": x}
+        dropped = self.first(x, training=True)
+        again = self.second(dropped, training=True) + self.kept["x"]
+        return ops.reshape(again, (self.rows, 7))
+
+
+def keeping():
+    return stack((7,), layers.Dense(7), Keeping(), layers.Dense(5))
+
+
+def checkpointed():
+    """Dropout that is computed again in the backward pass."""
+    with keras.RematScope(mode="full"):
+        hidden = layers.Dense(7, activation="tanh")
+        dropped = layers.Dropout(0.3)
+    return stack((7,), hidden, dropped, layers.Dense(5), layers.Dropout(0.2))
+
+
+def shared_over_time():
+    """Sequences of any length share a mask of their steps."""
+    inputs = keras.Input((None, 7))
+    x = layers.Dropout(0.3, noise_shape=(1, None, 7), seed=2)(inputs)
+    x = layers.SpatialDropout1D(0.2)(layers.Dense(4)(x))
+    return keras.Model(inputs, layers.Dense(3)(ops.mean(x, axis=1)))
+
+
+class NoisyKernel(layers.Layer):
+    """Noise of the shape of weights, whose axes are multiples of rows."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def call(self, x):
+        return ops.matmul(x, keras.random.normal((8, 12), seed=self.seeds))
+
+
+def noisy_kernel():
+    return stack((7,), layers.Dense(8), NoisyKernel(), layers.Dense(5))

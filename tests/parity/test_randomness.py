@@ -78,6 +78,19 @@ CASES = [
         compile=lambda: {**slow(), "run_eagerly": True},
     ),
 ]
+CASES += [
+    case("keeping", draws.keeping, _table),
+    case("shared_over_time", draws.shared_over_time, draws.sentences),
+    case("noisy_kernel", draws.noisy_kernel, _table),
+    # The number of rows is known in graphs of TensorFlow.
+    case("only_full_batches", draws.noisy_kernel, _table, rows=48),
+    case("few_rows", draws.noisy, draws.sentences, rows=6, batch_size=2),
+    case(
+        "few_rows_of_kernels", draws.noisy_kernel, _table, rows=5, batch_size=2
+    ),
+]
+if BACKEND == "torch":  # plain Keras on TensorFlow fails, JAX has other means
+    CASES.append(case("checkpointed", draws.checkpointed, _table))
 OF_DRAWS = [
     case(f"draw_{name}", lambda name=name: draws.drawing(name), _table)
     for name in draws.DRAWS
@@ -188,6 +201,59 @@ def test_draws_in_train_on_batch_and_evaluate():
         return found | state_of(model)
 
     assert_same(outcome(3), outcome(None), 1e-6)
+
+
+def test_a_rate_that_changes():
+    """A layer that begins to draw leaves the draws of others as they were."""
+
+    def outcome(num_replicas):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        with scope(num_replicas):
+            model = draws.stack(
+                (7,),
+                layers.Dense(8),
+                layers.Dropout(0.3, name="late"),
+                layers.Dense(7),
+                layers.Dropout(0.3, noise_shape=(1, 7)),
+            )
+            model.compile("sgd", "mse", jit_compile=JIT)
+        data = _table(24)
+        model.get_layer("late").rate = 0.0
+        model.fit(**data, batch_size=12, verbose=0, shuffle=False)
+        model.get_layer("late").rate = 0.3
+        model.make_train_function(force=True)
+        model.fit(**data, batch_size=12, verbose=0, shuffle=False)
+        return state_of(model)
+
+    assert_same(outcome(2), outcome(None), 1e-6)
+
+
+@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
+@pytest.mark.skipif(
+    BACKEND != "torch", reason="A graph draws as often on each replica."
+)
+def test_replicas_that_draw_differently_are_warned_of():
+    class Deep(layers.Layer):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.calls = 0
+
+        def call(self, x):
+            self.calls += 1
+            if self.calls % 2:
+                return x
+            return x + keras.random.normal(keras.ops.shape(x), seed=3)
+
+    with scope(2):
+        model = draws.stack((7,), Deep(name="deep"))
+        model.compile("sgd", "mse")
+    data = _table(12)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit(**data, batch_size=6, verbose=0, epochs=2)
+    texts = [str(each.message) for each in told]
+    assert sum("made different random draws" in each for each in texts) == 1
 
 
 @pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")

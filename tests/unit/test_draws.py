@@ -7,11 +7,12 @@ from keras import ops
 
 from keras_dist.core.rows import Share
 from keras_dist.fit import draws as hooks
-from keras_dist.plugin.draws import Places
 from keras_dist.plugin.draws import Rows
 from keras_dist.plugin.draws import draw_by_size
 from keras_dist.plugin.draws import drawn_by
 from keras_dist.plugin.draws import rows_by_size
+from keras_dist.plugin.places import APART
+from keras_dist.plugin.places import Places
 from keras_dist.verification.draws import drawer_of
 
 # The second of three shares of 12 rows.
@@ -34,28 +35,80 @@ def test_sizes_tell_the_axis_of_rows(shape, expected):
     assert rows_by_size(shape, SHARE) == expected
 
 
+def _drawn(each):
+    """What replicas with these rows draw at places, by their names."""
+    return [
+        {place: (rows, [shape]) for place, shape in shapes.items()}
+        for rows, shapes in each
+    ]
+
+
 def test_places_learn_from_shares_that_differ():
     places = Places(is_open=True)
     places.begin([4, 4, 4])
     assert places.is_open and not places.is_looking
     places.begin([5, 3, 4])
-    assert places.is_looking and not places.is_open
-    places.learn("table", [(5, [8, 7]), (3, [8, 7]), (4, [8, 7])])
-    places.learn("columns", [(5, [8, 5]), (3, [8, 3]), (4, [8, 4])])
-    assert places.rows("table", [8, 7], SHARE) is None
-    assert places.rows("columns", [8, 4], SHARE) == Rows(1, 4, 4, 12)
+    assert places.is_looking
+    share = Share(5, 12, 0)
+    # By sizes, the first replica can't tell better.
+    assert places.axis(0, "table", [10, 7], share) == 0
+    assert places.axis(0, "columns", [8, 5], share) == 1
+    assert places.take_new() == _drawn(
+        [(5, {"table": [10, 7], "columns": [8, 5]})]
+    )
+    assert places.take_new() is None
+    each = [
+        (5, {"table": [10, 7], "columns": [8, 5]}),
+        (3, {"table": [10, 7], "columns": [8, 3]}),
+    ]
+    assert places.compare(_drawn(each))
+    places.begin([5, 3, 4])
+    assert places.axis(0, "table", [10, 7], share) is None
+    assert places.axis(0, "columns", [8, 5], share) == 1
+    assert not places.compare(_drawn(each))
+    places.end()
     assert not places.is_open
+    places.begin([4, 4, 4])
+    assert places.axis(0, "columns", [8, 4], SHARE) == 1
+    # Of another shape than before: it may have rows after all.
+    assert places.axis(0, "table", [4, 7], SHARE) == 0
+    places.end()
 
 
 def test_a_new_place_goes_by_sizes_and_asks_for_a_look():
     places = Places(is_open=False)
     places.begin([4, 4, 4])
-    assert places.rows("new", [8, 7], SHARE) == Rows(0, 8, 8, 24)
+    assert places.axis(0, "new", [8, 7], SHARE) == 0
+    places.end()
     assert places.is_open
-    places.begin([5, 3, 4])
-    with pytest.warns(UserWarning, match="without a seed generator"):
-        places.learn("new", [(5, [8, 7]), (3, [8, 7])])
-    assert places.rows("new", [8, 7], SHARE) is None
+
+
+@pytest.mark.parametrize(
+    "others", [(3, [[5, 7], [2, 7]]), (3, [[4, 7]]), (3, [[7, 3]])]
+)
+def test_draws_that_follow_from_values_are_apart(others):
+    places = Places(is_open=True)
+    places.begin([5, 3])
+    share = Share(5, 8, 0)
+    assert places.axis(0, "layer 'mine'|1", [5, 7], share) == 0
+    drawn = [{"layer 'mine'|1": (5, [[5, 7]])}, {"layer 'mine'|1": others}]
+    with pytest.warns(UserWarning, match="layer 'mine': replicas draw unequal"):
+        assert places.compare(drawn)
+    places.begin([5, 3])
+    assert places.axis(0, "layer 'mine'|1", [5, 7], share) == APART
+
+
+def test_one_row_for_each_replica_is_told_by_all_rows_together():
+    places = Places(is_open=True)
+    places.begin([2, 1])
+    whole = Share(2, 2, 0)
+    assert places.axis(0, "noise", [2, 7], whole) == 0
+    assert places.axis(0, "table", [4, 7], whole) == 0
+    assert not places.compare(places.take_new())
+    places.end()
+    places.begin([1, 1])
+    assert places.axis(0, "noise", [1, 7], Share(1, 2, 0)) == 0
+    assert places.axis(0, "table", [4, 7], Share(1, 2, 0)) is None
 
 
 def _logits(probabilities):
