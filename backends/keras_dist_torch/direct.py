@@ -37,6 +37,7 @@ from keras_dist_torch.direct_replica import DirectReplica
 from keras_dist_torch.direct_replica import in_parts
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
+from keras_dist_torch.draws import States
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.keras_internals import hook_assignment
@@ -161,26 +162,28 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         places: Places | None = None,
         may_repeat: bool = False,
     ) -> list[T]:
-        # A step of FSDP, which has sent gradients, does not begin anew.
         ((_, share, *args),) = members
         replica = DirectReplica(share, group)
-        result: T = self._step(fn, replica, places, args)
+        draws = functools.partial(
+            Draws, 1, places=places, may_repeat=may_repeat
+        )
+        result: T = self._step(fn, replica, draws, args)
         return [result]
 
     def _run_step(
         self,
         fn: Callable[..., T],
         replica: DirectReplica,
-        places: Places | None,
+        draws: Callable[[States], Draws],
         args: list[Any],
     ) -> T:
         place = named(replica.id, self.plan.num_replicas)
         try:
             with place, self._own_randomness() as states:
-                draws = Draws(1, states, places)
-                replica.draws = ReplicaDraws(replica, draws, self._home)
+                made = draws(states)
+                replica.draws = ReplicaDraws(replica, made, self._home)
                 result = self._on_device(fn, replica, *args)
-                draws.end()
+                made.end()
             return result
         finally:
             replica.close()

@@ -100,10 +100,16 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         return whole
 
     def backward(self, original: Callable[[Any], None], tensors: Any) -> None:
+        self._end_forward()
         given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
         original([each * self.share.weight for each in given])
         self._add_gradients()
         self.has_gradients = True
+
+    def _end_forward(self) -> None:
+        """Compares draws for the last time before gradients are sent."""
+        self.draws.of_round.meet(self.group.workers)
+        self.draws.of_round.may_repeat = False
 
     def differentiate(
         self,
@@ -113,6 +119,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         is_nested: bool,
     ) -> Differentiated:
         _check_can_differentiate(variables, is_nested)
+        self._end_forward()
         own = [tensor.detach().requires_grad_() for tensor in tensors]
         with torch.enable_grad():
             value, aux = fn(*own)

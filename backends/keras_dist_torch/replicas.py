@@ -119,7 +119,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         def once(may_repeat: bool) -> list[T]:
             if places is not None:
                 places.begin(lengths_here)
-            with self._overlapping(shares) as overlap, _noted(note):
+            # Gradients must not leave in a step that may begin anew.
+            overlapping = (
+                contextlib.nullcontext()
+                if may_repeat
+                else self._overlapping(shares)
+            )
+            with overlapping as overlap, _noted(note):
                 parts = [
                     (index, share, part(index, own))
                     for (index, own), share in zip(members, shares, strict=True)
@@ -132,6 +138,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             with _generators_kept_by(MisjudgedDraws):
                 return once(True)
         except MisjudgedDraws:
+            places.recover()
             return once(False)
 
     def _overlapping(

@@ -5,6 +5,7 @@ replica's rows, and return what one device would have returned.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -54,7 +55,11 @@ def step_overrides(
             options = {}
             if runner.looks_at_draws:
                 if name not in places:
-                    places[name] = Places(any(map(is_seed, model.variables)))
+                    recover = functools.partial(
+                        strategy.executor.recover, model
+                    )
+                    draws = any(map(is_seed, model.variables))
+                    places[name] = Places(draws, recover)
                 options["places"] = places[name]
             return _run(model, name, runner, strategy, kinds, data, options)
 

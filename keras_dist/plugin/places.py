@@ -7,6 +7,7 @@ drawn. If sizes were wrong, the step begins anew.
 """
 
 import warnings
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ from keras_dist.plugin.draws import rows_by_size
 # In place of an axis: replicas draw unequally much, or it is not known.
 APART, UNKNOWN = -1, -2
 
-# What one replica draws: by place, its number of rows, and the shapes.
-Drawn = dict[str, tuple[int, list[Any]]]
+# What one replica draws: by place, its number of rows, the shapes, and the axis
+# that it takes for that of rows.
+Drawn = dict[str, tuple[int, list[Any], int | None]]
 
 
 class MisjudgedDraws(BaseException):
@@ -29,10 +31,14 @@ class Places:
 
     Args:
         is_open: Boolean, whether the first step is to be split unevenly.
+        recover: Callable that makes the model ready for a step again.
     """
 
-    def __init__(self, is_open: bool) -> None:
+    def __init__(
+        self, is_open: bool, recover: Callable[[], None] = lambda: None
+    ) -> None:
         self.is_open = is_open
+        self.recover = recover
         # Whether replicas compare what they draw, in the step that runs.
         self.is_looking = False
         self._axes: dict[str, int | None] = {}
@@ -70,9 +76,6 @@ class Places:
             An integer, `APART`, or `None` if what is drawn has no rows.
         """
         rows = max(share.rows, 1)
-        own = self._drawn.setdefault(position, {})
-        own.setdefault(place, (rows, []))[1].append(shape)
-        self._has_new = True
         axis = self._taken.get(place, UNKNOWN)
         if axis == UNKNOWN:
             axis = self._axis(place, shape, rows)
@@ -80,6 +83,9 @@ class Places:
                 found = rows_by_size(shape, share)
                 axis = None if found is None else found.axis
             self._taken[place] = axis
+        own = self._drawn.setdefault(position, {})
+        own.setdefault(place, (rows, [], axis))[1].append(shape)
+        self._has_new = True
         if axis is None or axis < 0:
             return axis
         fits = axis < len(shape) and not shape[axis] % rows
@@ -119,14 +125,14 @@ class Places:
         was_wrong = False
         for place in {place for each in everyone for place in each}:
             entries = [each[place] for each in everyone if place in each]
-            rows, shapes = entries[0]
+            rows, shapes, _ = entries[0]
             self._seen[place] = rows, shapes[0]
             others = [each for each in entries if each[0] != rows]
             if not others:
                 continue
-            axis = _axis_of(rows, shapes, *others[0])
+            axis = _axis_of(rows, shapes, *others[0][:2])
             self._learn(place, axis, shapes[0])
-            was_wrong = was_wrong or self._taken.get(place, axis) != axis
+            was_wrong = was_wrong or any(each[2] != axis for each in entries)
         return was_wrong
 
     def tell(self, place: str, text: str) -> None:

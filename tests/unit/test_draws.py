@@ -35,11 +35,11 @@ def test_sizes_tell_the_axis_of_rows(shape, expected):
     assert rows_by_size(shape, SHARE) == expected
 
 
-def _drawn(each):
-    """What replicas with these rows draw at places, by their names."""
+def _drawn(*each):
+    """What replicas with these rows draw: by place, a shape and an axis."""
     return [
-        {place: (rows, [shape]) for place, shape in shapes.items()}
-        for rows, shapes in each
+        {place: (rows, [shape], axis) for place, (shape, axis) in own.items()}
+        for rows, own in each
     ]
 
 
@@ -53,19 +53,17 @@ def test_places_learn_from_shares_that_differ():
     # By sizes, the first replica can't tell better.
     assert places.axis(0, "table", [10, 7], share) == 0
     assert places.axis(0, "columns", [8, 5], share) == 1
-    assert places.take_new() == _drawn(
-        [(5, {"table": [10, 7], "columns": [8, 5]})]
-    )
+    own = {"table": ([10, 7], 0), "columns": ([8, 5], 1)}
+    other = {"table": ([10, 7], 0), "columns": ([8, 3], 1)}
+    assert places.take_new() == _drawn((5, own))
     assert places.take_new() is None
-    each = [
-        (5, {"table": [10, 7], "columns": [8, 5]}),
-        (3, {"table": [10, 7], "columns": [8, 3]}),
-    ]
-    assert places.compare(_drawn(each))
+    assert places.compare(_drawn((5, own), (3, other)))
+    # The step begins anew, and knows better.
     places.begin([5, 3, 4])
     assert places.axis(0, "table", [10, 7], share) is None
     assert places.axis(0, "columns", [8, 5], share) == 1
-    assert not places.compare(_drawn(each))
+    known = {"table": ([10, 7], None)}
+    assert not places.compare(_drawn((5, own | known), (3, other | known)))
     places.end()
     assert not places.is_open
     places.begin([4, 4, 4])
@@ -84,14 +82,14 @@ def test_a_new_place_goes_by_sizes_and_asks_for_a_look():
 
 
 @pytest.mark.parametrize(
-    "others", [(3, [[5, 7], [2, 7]]), (3, [[4, 7]]), (3, [[7, 3]])]
+    "others", [(3, [[5, 7], [2, 7]], 0), (3, [[4, 7]], 0), (3, [[7, 3]], 0)]
 )
 def test_draws_that_follow_from_values_are_apart(others):
     places = Places(is_open=True)
     places.begin([5, 3])
     share = Share(5, 8, 0)
     assert places.axis(0, "layer 'mine'|1", [5, 7], share) == 0
-    drawn = [{"layer 'mine'|1": (5, [[5, 7]])}, {"layer 'mine'|1": others}]
+    drawn = [{"layer 'mine'|1": (5, [[5, 7]], 0)}, {"layer 'mine'|1": others}]
     with pytest.warns(UserWarning, match="layer 'mine': replicas draw unequal"):
         assert places.compare(drawn)
     places.begin([5, 3])
