@@ -60,7 +60,7 @@ class Draws:
     ) -> Any:
         """Returns what is drawn for all rows, which the first replica makes."""
         entry = self._made.get((place, count))
-        what = draw.description[2:]
+        what = draw.numbers
         if entry is not None and entry[1] == what:
             if not is_unseeded(draw):
                 draw.skip()

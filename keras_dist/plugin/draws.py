@@ -173,14 +173,13 @@ class Draw:
         return self._function(**{**self.arguments, **changed})
 
     @property
-    def description(self) -> tuple[Any, ...]:
-        """What tells it from other draws: its name, shape and numbers."""
-        numbers = [
+    def numbers(self) -> list[tuple[str, Any]]:
+        """The arguments that have to be the same on each replica."""
+        return [
             (key, value)
             for key, value in self.arguments.items()
             if value is None or isinstance(value, (bool, int, float, str))
         ]
-        return self.name, tuple(self.shape), *numbers
 
     def apart(self) -> Any:
         """Draws other numbers on each replica."""
@@ -204,10 +203,10 @@ class Draw:
         for name in _PARAMETERS:
             value = self.arguments.get(name)
             dims = len(getattr(value, "shape", ()))
-            axis = rows.axis - len(self.shape) + dims
-            if value is None or not dims or axis < 0:
+            if value is None or not dims:
                 continue
-            if _may_equal(value.shape[axis], rows.size):
+            axis = rows.axis - len(self.shape) + dims
+            if axis >= 0 and _may_equal(value.shape[axis], rows.size):
                 found[name] = gather(value, axis)
         return found
 
