@@ -6,6 +6,7 @@ device, and the others take their rows from that.
 """
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from keras_dist.plugin.draws import Draw
+from keras_dist.plugin.draws import Rows
 from keras_dist.plugin.draws import rows_at
 from keras_dist.plugin.draws import rows_by_size
 from keras_dist.plugin.places import APART
@@ -24,6 +26,7 @@ from keras_dist.plugin.places import MisjudgedDraws
 from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
 from keras_dist_torch.keras_internals import has_no_seed
+from keras_dist_torch.keras_internals import mask_of_dropout
 
 # Generators, and their states outside of steps: the same on all workers.
 States = list[tuple[torch.Generator, torch.Tensor]]
@@ -149,14 +152,17 @@ class ReplicaDraws:
                 place,
                 count,
                 draw,
-                lambda: draw.for_all(rows, parameters, _ones_like),
+                functools.partial(_for_all, draw, rows, parameters, sizes),
             ).to(self._device)
         # `data`, because autograd would take an in-place change of a part for
         # a change of the others.
         part = (whole if rows is None else rows.cut(whole)).data
+        if draw.name != "dropout":
+            return draw.of(part)
+        inputs = draw.arguments["inputs"]
         if is_unseeded(draw):
-            return draw.arguments["inputs"] * part
-        return draw.of(part)
+            return inputs * part
+        return torch.where(part, inputs / (1.0 - draw.arguments["rate"]), 0.0)
 
     def _axis(self, place: str, sizes: list[int]) -> int | None:
         places, share = self.of_round.places, self._replica.share
@@ -164,6 +170,22 @@ class ReplicaDraws:
             found = rows_by_size(sizes, share)
             return None if found is None else found.axis
         return places.axis(self._replica.index, place, sizes, share)
+
+
+def _for_all(
+    draw: Draw,
+    rows: Rows | None,
+    parameters: dict[str, Any],
+    sizes: list[int],
+) -> Any:
+    """Draws for all rows; for a dropout of sizes, the mask of what is kept."""
+    if rows is not None:
+        sizes = [*sizes]
+        sizes[rows.axis] = rows.total
+    given = draw.arguments
+    if draw.name == "dropout" and not is_unseeded(draw):
+        return mask_of_dropout(sizes, given["rate"], given["seed"])
+    return draw.for_all(rows, parameters, _ones_like)
 
 
 def is_unseeded(draw: Draw) -> bool:

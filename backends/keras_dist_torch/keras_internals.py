@@ -10,7 +10,8 @@ What an optimizer computes from parts is written by `_direct_assign`.
 
 `_initialize_with_initializer` makes the value of a variable, and
 `TorchParallelOptimizer` updates many variables by one call. A `SeedGenerator`
-without a seed, which has no `_initial_seed`, means PyTorch's own generator.
+without a seed, which has no `_initial_seed`, means PyTorch's own generator;
+others give a `torch_seed_generator`.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ ParallelOptimizer = private(
     ".TorchParallelOptimizer"
 )
 private("keras.Variable._initialize_with_initializer")
+_generator_of = private("keras.src.backend.torch.random.torch_seed_generator")
 _ArrayAdapter = private(
     "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter"
 )
@@ -45,6 +47,13 @@ def has_no_seed(generator: Any) -> bool:
     """Returns whether a `SeedGenerator` was made without a seed."""
     is_generator = isinstance(generator, keras.random.SeedGenerator)
     return is_generator and generator._initial_seed is None
+
+
+def mask_of_dropout(sizes: list[int], rate: float, seed: Any) -> torch.Tensor:
+    """Returns the mask that `keras.random.dropout` makes of a seed."""
+    generator = _generator_of(seed)
+    kept = torch.full(sizes, 1.0 - rate, device=generator.device)
+    return torch.bernoulli(kept, generator=generator).bool()
 
 
 def parameter_of(variable: keras.Variable) -> torch.Tensor | None:
