@@ -55,7 +55,7 @@ class SeedGenerator(keras.random.SeedGenerator):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a seed was drawn."""
+        """True once a seed was drawn."""
         return "state" in vars(self)
 
     def _begin(self, counts: Any) -> None:

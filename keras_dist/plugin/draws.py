@@ -50,7 +50,7 @@ def has_common_seeds() -> bool:
 
 
 class Rows(NamedTuple):
-    """Where a replica's part lies in the draw that one device makes."""
+    """The place of a replica's part in the draw that one device makes."""
 
     axis: int
     start: Any  # an integer, or in a graph a scalar tensor, as the next two
@@ -145,7 +145,7 @@ class Draw:
 
     @property
     def is_made(self) -> bool:
-        """Whether there is something to draw."""
+        """True if there is something to draw."""
         return self.name != "dropout" or self.arguments["rate"] not in (0, 1)
 
     def shuffles(self, axis: int) -> bool:

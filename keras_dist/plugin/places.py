@@ -1,4 +1,4 @@
-"""Which axes of a step's random draws have rows: by the place of each draw.
+"""The axes of rows in a step's random draws, by the place of each draw.
 
 Sizes alone can't tell, where replicas have equally many rows. So a step is
 split unevenly, and the axis whose size differs has the rows. Replicas run one
@@ -27,7 +27,7 @@ class MisjudgedDraws(BaseException):
 
 
 class Places:
-    """What is known of the draws of one of a model's steps.
+    """The facts that are known of the draws of one of a model's steps.
 
     Args:
         is_open: Boolean, whether the first step is to be split unevenly.

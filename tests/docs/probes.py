@@ -252,6 +252,28 @@ def scanned_steps():
     return "compiled" if calls < 6 else "a Python loop"
 
 
+def random_draws():
+    def trained(strategy=None):
+        keras.utils.set_random_seed(3)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = keras.Sequential(
+                [
+                    keras.Input(X.shape[1:]),
+                    keras.layers.GaussianNoise(0.2),
+                    keras.layers.Dense(8),
+                    keras.layers.Dropout(0.3),
+                    keras.layers.Dense(1),
+                ]
+            )
+            model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=7, verbose=0)
+        return model.get_weights()
+
+    for own, expected in zip(trained(mirrored()), trained(), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+    return YES
+
+
 def own_train_step():
     class Own(keras.Model):
         def __init__(self):
@@ -366,6 +388,9 @@ PROBES = {
     "`compile(jit_compile=True)`": jit_compile,
     "`compile(steps_per_execution=2)`": steps_per_execution,
     "your own `train_step(self, data)` in `fit`": own_train_step,
+    "dropout, noise, augmentation in `fit`: the numbers of one device": (
+        random_draws
+    ),
     "recurrent layers with `stateful=True`": stateful_layers,
     "`run`, `reduce`, `gather`, collectives": run_reduce_gather,
     "derivatives, also through collectives": derivatives,
