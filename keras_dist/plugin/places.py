@@ -56,6 +56,8 @@ class Places:
         self._drawn: dict[int, Drawn] = {}
         # By place, the axis that the first replica took.
         self._taken: dict[str, int | None] = {}
+        # By place, how many values the first replica draws for each row.
+        self._times: dict[str, int] = {}
         self._has_new = False
 
     def end(self) -> None:
@@ -88,8 +90,11 @@ class Places:
         self._has_new = True
         if axis is None or axis < 0:
             return axis
-        fits = axis < len(shape) and not shape[axis] % rows
-        return axis if fits else APART
+        if axis >= len(shape) or shape[axis] % rows:
+            return APART
+        # Else the first replica was wrong, which the next meeting will find.
+        times = shape[axis] // rows
+        return axis if self._times.setdefault(place, times) == times else APART
 
     def _axis(self, place: str, shape: list[int], rows: int) -> int | None:
         axis: int | None = self._axes.get(place, UNKNOWN)
