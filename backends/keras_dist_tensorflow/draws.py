@@ -27,6 +27,9 @@ def draw_rows(draw: Draw, share: Share) -> Any:
     given = draw.arguments
     if draw.name == "shuffle":
         given["axis"] %= len(sizes)
+    if draw.name == "uniform":
+        for name in ("minval", "maxval"):
+            given[name] = tf.cast(given[name], _dtype(draw))
     rows = rows_by_size(sizes, share, _may_be_rows)
     if rows is None:
         return draw.again()
@@ -48,9 +51,6 @@ def draw_rows(draw: Draw, share: Share) -> Any:
 
     if "shape" in given:
         given["shape"] = sizes
-    if draw.name == "uniform":
-        for name in ("minval", "maxval"):
-            given[name] = tf.cast(given[name], _dtype(draw))
     whole = draw.for_all(rows, draw.gathered(rows, padded))
     return draw.of(_with_static_shape(rows.cut(whole), sizes))
 
@@ -146,10 +146,7 @@ def _dtype(draw: Draw) -> str:
 
 
 def _uniform(draw: Draw, part: _Part) -> Any:
-    value = _float(draw, tf.raw_ops.StatelessRandomUniformV2, part)
-    low, high = (draw.arguments[name] for name in ("minval", "maxval"))
-    low, high = tf.cast(low, value.dtype), tf.cast(high, value.dtype)
-    return value * (high - low) + low
+    return draw.of(_float(draw, tf.raw_ops.StatelessRandomUniformV2, part))
 
 
 def _normal(

@@ -46,6 +46,8 @@ class Places:
         self._shapes: dict[str, set[tuple[int, ...]]] = {}
         # By place, a number of rows, and the shape that was drawn for them.
         self._seen: dict[str, tuple[int, Any]] = {}
+        # By place, the axis that sizes told in steps without a look.
+        self._guesses: dict[str, int | None] = {}
         self._told: set[str] = set()
         self.begin([])
 
@@ -58,16 +60,22 @@ class Places:
         self._taken: dict[str, int | None] = {}
         # By place, how many values the first replica draws for each row.
         self._times: dict[str, int] = {}
+        # Places that went by sizes.
+        self._guessed: set[str] = set()
         self._has_new = False
 
     def end(self) -> None:
         """Ends a step that did not fail."""
         if self.is_looking:
-            # A look at what replicas drew alike would show no more.
-            for place in self._taken:
+            self.is_open = False
+            # Another look at what replicas drew alike would show no more.
+            for place in self._guessed:
                 self._axes.setdefault(place, UNKNOWN)
-        unknown = [p for p in self._taken if p not in self._axes]
-        self.is_open = bool(unknown) or self.is_open and not self.is_looking
+            return
+        for place in self._guessed:
+            self._guesses[place] = self._taken[place]
+            if self._axes.get(place) != UNKNOWN:
+                self.is_open = True
 
     def axis(
         self, position: int, place: str, shape: list[int], share: Share
@@ -84,10 +92,12 @@ class Places:
             if axis == UNKNOWN:
                 found = rows_by_size(shape, share)
                 axis = None if found is None else found.axis
+                self._guessed.add(place)
             self._taken[place] = axis
-        own = self._drawn.setdefault(position, {})
-        own.setdefault(place, (rows, [], axis))[1].append(shape)
-        self._has_new = True
+        if self.is_looking:
+            own = self._drawn.setdefault(position, {})
+            own.setdefault(place, (rows, [], axis))[1].append(shape)
+            self._has_new = True
         if axis is None or axis < 0:
             return axis
         if axis >= len(shape) or shape[axis] % rows:
@@ -113,6 +123,8 @@ class Places:
 
     def _learn(self, place: str, axis: int | None, shape: Any) -> None:
         self._axes[place] = axis
+        if self._guesses.pop(place, axis) != axis:
+            self.tell(place, GUESSED)
         if axis is None:
             self._shapes.setdefault(place, set()).add(tuple(shape))
         if axis == APART:
@@ -120,7 +132,7 @@ class Places:
 
     def take_new(self) -> list[Drawn] | None:
         """Returns what replicas here drew; `None` if nothing new."""
-        if not (self.is_looking and self._has_new):
+        if not self._has_new:
             return None
         self._has_new = False
         return [self._drawn.get(i, {}) for i in range(max(self._drawn) + 1)]

@@ -79,6 +79,41 @@ def test_a_new_place_goes_by_sizes_and_asks_for_a_look():
     assert places.axis(0, "new", [8, 7], SHARE) == 0
     places.end()
     assert places.is_open
+    places.begin([5, 3, 4])
+    share = Share(5, 12, 0)
+    assert places.axis(0, "new", [8, 7], share) is None
+    each = {"new": ([8, 7], None)}
+    with pytest.warns(UserWarning, match="new: a random draw was taken"):
+        assert not places.compare(_drawn((5, each), (3, each)))
+    places.end()
+    assert not places.is_open
+
+
+def test_a_shape_without_rows_that_changes_is_looked_at_again():
+    """As that of noise which rows share, for sequences of some lengths."""
+    places = Places(is_open=True)
+
+    def look(length):
+        places.begin([5, 3])
+        places.axis(0, "noise", [1, length, 6], Share(5, 8, 0))
+        each = {"noise": ([1, length, 6], None)}
+        assert not places.compare(_drawn((5, each), (3, each)))
+        places.end()
+        assert not places.is_open
+
+    def draw(length):
+        places.begin([4, 4])
+        assert places.axis(0, "noise", [1, length, 6], Share(4, 8, 4)) is None
+        places.end()
+
+    look(7)
+    draw(7)
+    assert not places.is_open
+    draw(9)
+    assert places.is_open
+    look(9)
+    draw(11)  # such sizes differ, and there are no rows
+    assert not places.is_open
 
 
 @pytest.mark.parametrize(
