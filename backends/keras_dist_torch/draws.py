@@ -81,10 +81,9 @@ class Draws:
     def meet(self, workers: Any) -> None:
         """Compares what replicas drew, in a meeting of all of them."""
         places = self.places
-        here = None if places is None else places.take_new()
-        if places is None or here is None:
+        if places is None or not places.has_new:
             return
-        everyone = here
+        everyone = here = places.take_new()
         if workers is not None:
             texts = workers.texts(json.dumps(here))
             everyone = [each for text in texts for each in json.loads(text)]

@@ -114,11 +114,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             return cut(batch, taken, self._devices[index])
 
         shares = [Share(len(own), lengths[0], own.start) for _, own in members]
-        lengths_here = [max(len(own), 1) for own in ranges(edges)]
 
         def once(may_repeat: bool) -> list[T]:
             if places is not None:
-                places.begin(lengths_here)
+                looks = places.is_open
+                places.begin(
+                    [max(len(own), 1) for own in ranges(edges)] if looks else []
+                )
             # Gradients must not leave in a step that may begin anew.
             overlapping = (
                 contextlib.nullcontext()

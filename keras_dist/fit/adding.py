@@ -43,11 +43,16 @@ def _once_for_shapes(
 
     def adds_up(y_true: Any, y_pred: Any, sample_weight: Any = None) -> bool:
         leaves = nests.flatten([y_true, y_pred, sample_weight])
-        if not all(leaf is None or is_row_shaped(leaf) for leaf in leaves):
-            return False
         key = tuple(
-            None if leaf is None else tuple(leaf.shape[1:]) for leaf in leaves
+            [
+                None
+                if leaf is None
+                else is_row_shaped(leaf) and tuple(leaf.shape[1:])
+                for leaf in leaves
+            ]
         )
+        if False in key:
+            return False
         if key not in known:
             known[key] = find_out(metric, y_true, y_pred)
         return known[key]

@@ -14,6 +14,7 @@ import keras
 from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit.banner import introduce
+from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.plain_models import DistributedConfig
 from keras_dist.fit.plain_models import forget
 from keras_dist.fit.profile import stop_profiles_of
@@ -285,7 +286,8 @@ class Binding:
             is_new = not each_batch or self._claimed_for is not optimizer
             if agree is not None and is_new:
                 agree()
-            with executor.execution_scope():
+            # Once for all steps: each step enters them, too.
+            with executor.execution_scope(), drawing_hooks():
                 if is_new:
                     context.check_no_distribution(
                         self.strategy, f"model '{model.name}'"

@@ -134,7 +134,7 @@ def _coupled(
     step: ReplicaStep, call: LayerCall, attempt: probe.Attempt
 ) -> keras.Layer | None:
     """Returns the innermost layer that couples rows, or `None`."""
-    draws = probe.Draws()
+    draws = probe.ProbedDraws()
 
     def observed(part: slice, alone: int | None = None) -> list[Any]:
         args, kwargs = probe.made_up(

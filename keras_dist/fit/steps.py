@@ -5,7 +5,7 @@ replica's rows, and return what one device would have returned.
 """
 
 import contextlib
-import functools
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -34,6 +34,8 @@ from keras_dist.replica.kinds import Kinds
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.strategy_core import StrategyBase
 
+_COLLECT_METRICS = ("compute_metrics", "get_metrics_result")
+
 
 def step_overrides(
     model: keras.Model, runner: StepRunner, strategy: StrategyBase
@@ -43,6 +45,13 @@ def step_overrides(
     kinds = Kinds(model)
     rehearsal = Rehearsal(model, runner, strategy)
     places: dict[str, Places] = {}
+    # What autograd keeps of a replica must not keep the model that keeps it.
+    model_of_places = weakref.ref(model)
+
+    def recover() -> None:
+        its = model_of_places()
+        if its is not None:
+            strategy.executor.recover(its)
 
     def step(name: str) -> Callable[[Any], Any]:
         def replicated(data: Any) -> Any:
@@ -55,9 +64,6 @@ def step_overrides(
             options = {}
             if runner.looks_at_draws:
                 if name not in places:
-                    recover = functools.partial(
-                        strategy.executor.recover, model
-                    )
                     draws = any(map(is_seed, model.variables))
                     places[name] = Places(draws, recover)
                 options["places"] = places[name]
@@ -117,11 +123,12 @@ def _run(
 
 def _has_own_metrics(model: keras.Model) -> bool:
     """Returns whether Keras' own code collects a model's metrics."""
-    cls, names = type(model), ("compute_metrics", "get_metrics_result")
+    cls = type(model)
     return (
         cls.metrics is Trainer.metrics
-        and not any(overrides(cls, name) for name in names)
-        and not any(name in vars(model) for name in names)
+        and cls.compute_metrics is Trainer.compute_metrics
+        and cls.get_metrics_result is Trainer.get_metrics_result
+        and vars(model).keys().isdisjoint(_COLLECT_METRICS)
     )
 
 

@@ -74,7 +74,7 @@ def call_roll(
         listener: The socket at which workers connect.
         facts: `Facts` of the job. A worker of another job is refused, and the
             others go on waiting. If one of this job differs, or is there
-            twice, all are refused.
+            twice, all are refused, also those that have not come yet.
         parent: A file whose end means that no process needs the roll any more.
 
     Raises:
@@ -97,6 +97,8 @@ class _Roll:
         self._present: dict[int, _Worker] = {}
         self._unnamed: list[socket.socket] = []
         self._turned_away: list[str] = []
+        # By position, why a worker that comes is refused, with the others.
+        self._refused: dict[int, str] = {}
         self._told: dict[str, Any] = {}
 
     def call(self, parent: Any) -> None:
@@ -150,15 +152,19 @@ class _Roll:
             _tell(connection, refused=self._of_another_job(who))
             connection.close()
         elif differing:
-            self._refuse_all(connection, self._misfit(said, differing))
+            self._refuse_all(index, connection, self._misfit(said, differing))
         elif there is not None and there.token != said.get("token"):
             self._refuse_all(
+                index,
                 connection,
                 f"Two processes are worker {index} of {self._facts.job!r}. "
                 f"Received: {there.process}, and {process}. Expected: each "
                 "position once. Give each worker its own, and end workers that "
                 "are left from an earlier start.",
             )
+        elif index in self._refused:
+            _tell(connection, refused=self._refused.pop(index))
+            connection.close()
         else:
             token = said.get("token")
             self._present[index] = _Worker(connection, process, token)
@@ -183,10 +189,14 @@ class _Roll:
             f"meet. {' '.join(_ADVICE[name] for name in differing)}"
         )
 
-    def _refuse_all(self, connection: socket.socket, reason: str) -> None:
-        """Refuses a new worker and those that are there."""
+    def _refuse_all(
+        self, index: int, connection: socket.socket, reason: str
+    ) -> None:
+        """Refuses a new worker, those that are there, and those to come."""
         _tell(connection, refused=reason)
         connection.close()
+        to_come = {*range(self._facts.workers)} - {index, *self._present}
+        self._refused = dict.fromkeys(to_come, reason)
         self._tell_all(refused=reason)
         for worker in self._present.values():
             worker.connection.close()

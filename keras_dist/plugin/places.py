@@ -62,7 +62,7 @@ class Places:
         self._times: dict[str, int] = {}
         # Places that went by sizes.
         self._guessed: set[str] = set()
-        self._has_new = False
+        self.has_new = False
 
     def end(self) -> None:
         """Ends a step that did not fail."""
@@ -97,7 +97,7 @@ class Places:
         if self.is_looking:
             own = self._drawn.setdefault(position, {})
             own.setdefault(place, (rows, [], axis))[1].append(shape)
-            self._has_new = True
+            self.has_new = True
         if axis is None or axis < 0:
             return axis
         if axis >= len(shape) or shape[axis] % rows:
@@ -130,11 +130,9 @@ class Places:
         if axis == APART:
             self.tell(place, _APART)
 
-    def take_new(self) -> list[Drawn] | None:
-        """Returns what replicas here drew; `None` if nothing new."""
-        if not self._has_new:
-            return None
-        self._has_new = False
+    def take_new(self) -> list[Drawn]:
+        """Returns what replicas here drew, which is not new from then on."""
+        self.has_new = False
         return [self._drawn.get(i, {}) for i in range(max(self._drawn) + 1)]
 
     def compare(self, everyone: Sequence[Drawn]) -> bool:

@@ -198,7 +198,7 @@ def nothing_kept(step: ReplicaStep, layer: keras.Layer) -> Iterator[None]:
 def _compare(step: ReplicaStep, call: LayerCall, attempt: Attempt) -> Found:
     rows = FEW_ROWS
     whole, first, second = _on_parts(step, call, attempt, rows)
-    again = _observed(step, call, attempt, rows, slice(None), Draws())
+    again = _observed(step, call, attempt, rows, slice(None), ProbedDraws())
     is_noisy = _differ(whole, again)
     if is_noisy:
         rows = _MANY_ROWS
@@ -224,7 +224,7 @@ def tolerance_of(layer: keras.Layer) -> float:
     return 3e-2 if is_half else 2e-3
 
 
-class Draws:
+class ProbedDraws:
     """The draws of a call with all rows, of which others take their part."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ def _on_parts(
 ) -> list[_Observed]:
     half = rows // 2
     parts = slice(None), slice(None, half), slice(half, None)
-    draws = Draws()
+    draws = ProbedDraws()
     return [_observed(step, call, attempt, rows, part, draws) for part in parts]
 
 
@@ -274,7 +274,7 @@ def _observed(
     attempt: Attempt,
     rows: int,
     part: slice,
-    draws: Draws,
+    draws: ProbedDraws,
 ) -> _Observed:
     args, kwargs = made_up(step, call, attempt, rows, part)
     scope = ProbeScope(step, call, attempt.shift)

@@ -121,13 +121,13 @@ class DistributedVariable(keras.Variable):
         raise NotImplementedError
 
     def _write_in_cross_replica(self, method: str, value: Any) -> Any:
-        workers = self.distribute_strategy.executor.workers
-        if workers is not None:
-            workers.note_assigned(self)
+        executor = self.distribute_strategy.executor
+        if executor.workers is not None:
+            executor.workers.note_assigned(self)
         is_tensor = hasattr(value, "shape")
         is_added = is_tensor and not isinstance(value, keras.Variable)
         if method != "assign" and is_added:
-            value = self.distribute_strategy.executor.mirror(value)
+            value = executor.mirror(value)
         return self.write_plainly(written(self, method, value))
 
     def write_plainly(self, value: Any) -> Any:

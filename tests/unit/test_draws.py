@@ -56,7 +56,7 @@ def test_places_learn_from_shares_that_differ():
     own = {"table": ([10, 7], 0), "columns": ([8, 5], 1)}
     other = {"table": ([10, 7], 0), "columns": ([8, 3], 1)}
     assert places.take_new() == _drawn((5, own))
-    assert places.take_new() is None
+    assert not places.has_new
     assert places.compare(_drawn((5, own), (3, other)))
     # The step begins anew, and knows better.
     places.begin([5, 3, 4])

@@ -141,6 +141,10 @@ def test_all_are_refused_if_one_of_the_job_does_not_fit(roll, line, told):
     assert told in reason
     assert "'job 7'" in reason
     assert second.hears("refused") == reason
+    if json.loads(line)["index"] != 0:
+        # It was about to come.
+        assert answer(said(0)).hears("refused") == reason
+    # Another start.
     finish(thread, [answer(said(0)), answer(said(1))])
 
 

@@ -17,7 +17,6 @@ Nothing in it knows of keras_dist. A program may say of itself:
 import contextlib
 import functools
 import re
-from unittest import mock
 
 import keras
 import numpy as np
@@ -34,28 +33,6 @@ from parity.harness import to_numpy
 # Batches of 9 and of 7 rows, which 2 and 3 replicas divide unevenly. No replica
 # has a single row: Keras on PyTorch can't differentiate a small Conv2D then.
 ROWS, BATCH_SIZE = 16, 9
-
-
-def _noise(original):
-    """Noise that is the same in every row, whoever draws how many rows."""
-
-    @functools.wraps(original)
-    def draw(shape, *args, **kwargs):
-        kwargs["seed"] = 4
-        row = original((1, *shape[1:]), *args, **kwargs)
-        return keras.ops.broadcast_to(row, (shape[0], *row.shape[1:]))
-
-    return draw
-
-
-@contextlib.contextmanager
-def equal_noise():
-    """Makes what users draw from `keras.random` independent of the share."""
-    with contextlib.ExitStack() as stack:
-        for name in ("normal", "uniform"):
-            drawn = _noise(getattr(keras.random, name))
-            stack.enter_context(mock.patch.object(keras.random, name, drawn))
-        yield
 
 
 def outcome(program, context):
@@ -75,12 +52,11 @@ def outcome(program, context):
         # Where gradients are 0 but for rounding, Adam would show rounding.
         if getattr(optimizer, "epsilon", None) is not None:
             optimizer.epsilon = 1e-2
-    with equal_noise():
-        logs = _train(program, model, data)
-        shown = {
-            name: getattr(model, name)(**_arguments(name, data), verbose=0)
-            for name in getattr(program, "SHOWS", ("evaluate",))
-        }
+    logs = _train(program, model, data)
+    shown = {
+        name: getattr(model, name)(**_arguments(name, data), verbose=0)
+        for name in getattr(program, "SHOWS", ("evaluate",))
+    }
     return (
         flat("logs", logs)
         | flat("shown", shown)
