@@ -20,6 +20,7 @@ from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import keras_hooks
 from keras_dist.plugin.home import Home
@@ -178,6 +179,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         args: list[Any],
     ) -> T:
         place = named(replica.id, self.plan.num_replicas)
+        lend_global_seed()
         try:
             with place, self._own_randomness() as states:
                 made = draws(states)

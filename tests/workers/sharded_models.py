@@ -165,6 +165,29 @@ def dense():
     )
 
 
+class Noise(layers.Layer):
+    """Noise from Keras' own generator."""
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        return x + 0.1 * keras.random.normal(ops.shape(x))
+
+
+def drawing():
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(24, activation="tanh", name="first"),
+            layers.Dropout(0.3),
+            Noise(),
+            layers.Dense(24, activation="tanh", name="second"),
+            layers.GaussianNoise(0.1, seed=3),
+            layers.Dense(4, name="last"),
+        ]
+    )
+
+
 class Tied(keras.Model):
     """Reads the table of its embedding outside of that layer's call."""
 

@@ -36,6 +36,7 @@ from workers.sharded_models import all_of
 from workers.sharded_models import compiled
 from workers.sharded_models import convolutions
 from workers.sharded_models import dense
+from workers.sharded_models import drawing
 from workers.sharded_models import frozen
 from workers.sharded_models import reads_exactly
 from workers.sharded_models import transformer
@@ -51,6 +52,11 @@ def train_convolutions(scope, optimizer):
 
 def train_tied(scope, optimizer):
     return all_of(compiled(Tied, scope, optimizer), WORDS, NEXT)
+
+
+def train_with_draws(scope, optimizer):
+    keras.utils.set_random_seed(5)
+    return all_of(compiled(drawing, scope, optimizer), NUMBERS, CLASSES)
 
 
 def train_on_single_rows(scope, optimizer):
@@ -419,6 +425,7 @@ PROGRAMS = {
         train_transformer,
         train_convolutions,
         train_tied,
+        train_with_draws,
         train_on_single_rows,
         toggle_trainable,
         freeze_at_first,
