@@ -127,7 +127,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                 if may_repeat
                 else self._overlapping(shares)
             )
-            with overlapping as overlap, _noted(note):
+            with overlapping as overlap:
                 parts = [
                     (index, share, part(index, own))
                     for (index, own), share in zip(members, shares, strict=True)
@@ -137,11 +137,12 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         if places is None or not places.is_open:
             return once(False)
         try:
-            with _generators_kept_by(MisjudgedDraws):
+            with _generators_kept_by(MisjudgedDraws), _noted(note):
                 return once(True)
         except MisjudgedDraws:
             places.recover()
-            return once(False)
+            with _noted(note):
+                return once(False)
 
     def _overlapping(
         self, shares: Sequence[Share]

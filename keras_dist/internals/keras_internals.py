@@ -300,8 +300,9 @@ def set_stateless_scope(
     scope: keras.StatelessScope | None,
 ) -> keras.StatelessScope | None:
     """Makes a stateless scope current, and returns the one before."""
-    before = stateless_scope()
-    global_state.set_global_attribute("stateless_scope", scope)
+    tracker = global_state.GLOBAL_STATE_TRACKER
+    before = getattr(tracker, "stateless_scope", None)
+    tracker.stateless_scope = scope
     return before
 
 
