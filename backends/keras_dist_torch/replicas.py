@@ -117,10 +117,9 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 
         def once(may_repeat: bool) -> list[T]:
             if places is not None:
-                looks = places.is_open
-                places.begin(
-                    [max(len(own), 1) for own in ranges(edges)] if looks else []
-                )
+                # Only a step that looks at draws needs them.
+                own = ranges(edges) if places.is_open else []
+                places.begin([max(len(rows), 1) for rows in own])
             # Gradients must not leave in a step that may begin anew.
             overlapping = (
                 contextlib.nullcontext()

@@ -43,6 +43,7 @@ def _once_for_shapes(
 
     def adds_up(y_true: Any, y_pred: Any, sample_weight: Any = None) -> bool:
         leaves = nests.flatten([y_true, y_pred, sample_weight])
+        # By a list: each step comes here, and a generator costs a call a leaf.
         key = tuple(
             [
                 None
