@@ -25,6 +25,7 @@ from .errors import KerasDistError
 from .errors import MetricMergeError
 from .errors import NumbersDifferError
 from .errors import OutOfRangeError
+from .errors import ReplicaCodeWarning
 from .errors import ReplicaDivergenceError
 from .errors import StrategyMismatchError
 from .errors import TraceError
@@ -42,8 +43,10 @@ from .inputs.iterator import DistributedIterator
 from .launch.function import launch
 from .plugin.backend import list_devices
 from .plugin.backend import set_virtual_devices
+from .replica.assigned import set_aggregation
 from .replica.average_loss import compute_average_loss
 from .replica.average_loss import scale_regularization_loss
+from .replica.average_loss import sum_over_rows
 from .replica.function import function
 from .replica.function import print
 from .replica.gradients import gradient
@@ -95,6 +98,7 @@ __all__ = [
     "PerReplica",
     "ReduceOp",
     "ReductionToOneDevice",
+    "ReplicaCodeWarning",
     "ReplicaContext",
     "ReplicaDivergenceError",
     "RunOptions",
@@ -127,7 +131,9 @@ __all__ = [
     "save_sharded",
     "scale_regularization_loss",
     "scan_steps",
+    "set_aggregation",
     "set_virtual_devices",
+    "sum_over_rows",
     "summary",
     "testing",
     "tpu",

@@ -39,6 +39,7 @@ __all__ = [
     "MetricMergeError",
     "NumbersDifferError",
     "OutOfRangeError",
+    "ReplicaCodeWarning",
     "ReplicaDivergenceError",
     "StrategyMismatchError",
     "TraceError",
@@ -214,13 +215,31 @@ class MetricMergeError(KerasDistError, ValueError):
     section = "A model that is refused"
 
 
+class ReplicaCodeWarning(UserWarning):
+    """A model has code of the user's that each replica runs on its own rows.
+
+    Cause: a `train_step`, `compute_loss` or layer of your own, in `fit` on
+    TensorFlow and PyTorch. Its numbers count as means over rows. Compare the
+    model with one device by `strategy.verify`: once they are the same, the
+    warning does not come again. Filter it like any warning.
+
+    Example:
+
+    >>> import warnings
+    >>> category = keras_dist.ReplicaCodeWarning
+    >>> warnings.filterwarnings("ignore", category=category)
+    """
+
+
 class ReplicaDivergenceError(KerasDistError, RuntimeError):
-    """Replicas made different calls, so that some would wait forever.
+    """Replicas made different calls, or left different values.
 
     Cause: a branch on per-replica values around a loss, metric, update,
     collective or batch statistic; on several workers, different calls or
     different amounts of data. Fix: take the same path on every replica, and
-    choose between results afterwards, with `keras.ops.where`.
+    choose between results afterwards, with `keras.ops.where`. Or a variable
+    without an `aggregation` to which replicas assigned different values, or
+    an array in the logs of a step. Fix: declare what is meant.
 
     Example:
 
@@ -235,6 +254,9 @@ class ReplicaDivergenceError(KerasDistError, RuntimeError):
     ...     print(error)
     Replicas took different paths, ... replica 0 at all_reduce with SUM; ...
     """
+
+    # The kind and name of the value that differs, as in `verify`'s report.
+    about: "tuple[str, str] | None" = None
 
     section = "Replicas that disagree"
 

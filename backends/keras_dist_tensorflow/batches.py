@@ -9,6 +9,7 @@ from keras import tree
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import bounds
+from keras_dist.plugin.places import Places
 
 
 def cut_batch(
@@ -16,7 +17,7 @@ def cut_batch(
     parts: int,
     own: slice = slice(None),
     unequal: UnequalLengths | None = None,
-    is_whole: bool = False,
+    places: Places | None = None,
 ) -> tuple[list[Any], list[Share], list[Any]]:
     """Splits a batch into rows for each replica; `own` chooses the replicas.
 
@@ -34,13 +35,13 @@ def cut_batch(
     alike = _all_equal(known)
     if unequal is not None and parts > 1:
         _tell_unless(alike, known, unequal)
-    if is_whole:
-        alike = False
     # If the numbers of rows differ, replica 0 has all of them.
     edges = [
         edge if index == 0 else _where(alike, edge, total)
         for index, edge in enumerate(bounds(total, parts))
     ]
+    if places is not None and tf.executing_eagerly():
+        places.is_open = not places.shift(edges) and places.is_open
     shares = []
     cuts = []
     pairs = list(zip(edges[:-1], edges[1:], strict=True))

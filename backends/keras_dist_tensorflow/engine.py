@@ -1,7 +1,9 @@
 """Steps of `fit`, run once on each replica under Keras' own trainer."""
 
 import contextlib
+import copy
 import functools
+import re
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable
@@ -56,6 +58,8 @@ from keras_dist_tensorflow.trainer import recorded
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
+# The end of TensorFlow's text of such an error.
+_REFUSED = "<keras_dist error {}>"
 
 
 class StepExecutor(TensorFlowExecutor, StepRunner):
@@ -79,6 +83,8 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         install_tapes()
         self._sizes = StepSizes()
         self._unequal = UnequalLengths()
+        # The errors that steps raise while they run, by their number.
+        self._refused: list[Exception] = []
 
     def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
         return FirstSeen(batches, see)
@@ -100,6 +106,24 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         if all(tf.is_tensor(value) for value in values):
             return runtime_internals.native_per_replica(values)
         return PerReplica(values)
+
+    def refuse(
+        self, flags: Sequence[Any], error: Callable[[int], Exception]
+    ) -> None:
+        if tf.executing_eagerly():
+            super().refuse(flags, error)
+            return
+        for place, flag in enumerate(flags):
+            self._refused.append(error(place))
+            mark = _REFUSED.format(len(self._refused) - 1)
+            text = f"{self._refused[-1]} {mark}"
+            wait_for(tf.debugging.Assert(tf.equal(flag, 0.0), [text]))
+
+    def explained(self, error: BaseException) -> BaseException:
+        found = re.search(_REFUSED.format("([0-9]+)"), str(error))
+        if not found or not isinstance(error, tf.errors.OpError):
+            return error
+        return copy.copy(self._refused[int(found[1])])
 
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
@@ -153,20 +177,19 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         self,
         fn: Callable[[Replica, Any], T],
         batch: Any,
-        is_whole: bool = False,
         *,
         places: Places | None = None,
     ) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
         batch = tree.map_structure(_as_tensor, batch)
-        if places is not None and places.is_open:
+        if places is not None:
             batch = tree.map_structure(_of_any_length, batch)
         parts, shares, edges = cut_batch(
             batch,
             self.plan.num_replicas,
             slice(first, first + count),
             self._unequal,
-            is_whole,
+            places,
         )
         self._mark([tree.flatten(part) for part in parts])
         group = group_of(self.plan, self.workers, edges)
@@ -261,14 +284,6 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         return one_copy()
 
     @contextlib.contextmanager
-    def probing(self, layer: keras.Layer | None = None) -> Iterator[None]:
-        with tf.init_scope(), tf.summary.record_if(False):
-            yield
-
-    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
-        return self.probing()
-
-    @contextlib.contextmanager
     def building(self) -> Iterator[None]:
         with tf.init_scope(), self.creation_scope():
             yield
@@ -294,7 +309,7 @@ def _own_value(leaf: Any) -> Any:
 
 
 def _of_any_length(leaf: Any) -> Any:
-    """Hides a graph's number of rows, so that draws with rows are known."""
+    """Hides a graph's number of rows, so that what has rows is known."""
     if tf.executing_eagerly() or not isinstance(leaf, tf.Tensor):
         return leaf
     if not leaf.shape.rank or leaf.shape[0] is None:

@@ -7,7 +7,6 @@ gradients of sums over rows are multiplied by `total / rows` first.
 import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
 
@@ -23,11 +22,8 @@ from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.replica.exchange import may_be_rows
 from keras_dist.replica.gradients import hook_custom_gradient
-from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import ReplicaStep
-from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 from keras_dist_tensorflow.draws import draw_rows
 from keras_dist_tensorflow.keras_internals import native_of
@@ -36,7 +32,7 @@ T = TypeVar("T")
 
 
 class TensorFlowReplica(Replica):
-    """A replica of a run; `derivatives` has gradients of tapes by id."""
+    """A replica of a run."""
 
     def __init__(
         self,
@@ -48,19 +44,6 @@ class TensorFlowReplica(Replica):
         super().__init__(index, share, group)
         self.round = round_
         self._graph = tf.compat.v1.get_default_graph()
-        self.derivatives: dict[int, Any] = {}
-
-    def has_changed(
-        self,
-        state: ReplicaState,
-        gradients: Sequence[Any],
-        variables: Sequence[keras.Variable],
-    ) -> bool:
-        # Without a tape, the origin of gradients is unknown.
-        return bool(self.derivatives) and any(
-            gradient is not None and id(gradient) not in self.derivatives
-            for gradient in gradients
-        )
 
     def draw(self, draw: Draw) -> Any:
         return draw_rows(draw, self.share)
@@ -150,29 +133,10 @@ def _in_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
 
         step = current_step()
         if step is None:
-            result = of(output_gradients)
-        elif step.is_rehearsal and any(
-            map(_is_variable, tf.nest.flatten(sources))
-        ):
-            step.differentiated(tf.nest.flatten(target))
-            return tf.nest.map_structure(
-                lambda source: tf.zeros(source.shape, source.dtype), sources
-            )
-        else:
-            result = _counted(step, of, target, sources, output_gradients)
-        _remember(result)
-        return result
+            return of(output_gradients)
+        return _counted(step, of, target, sources, output_gradients)
 
     return gradient
-
-
-def _remember(gradients: Any) -> None:
-    """Makes the current replica remember gradients as a tape returned them."""
-    state = current_replica()
-    replica = None if state is None else state.replica
-    if isinstance(replica, TensorFlowReplica):
-        for each in tf.nest.flatten(gradients):
-            replica.derivatives[id(each)] = each
 
 
 def _counted(
@@ -276,7 +240,10 @@ def _may_be_sum(target: Any, share: Share) -> bool:
     is_in_graph = isinstance(target, tf.Tensor) and not tf.executing_eagerly()
     if is_in_graph and target.op.type == "Pack" and target.shape.rank == 1:
         return False  # a stack of losses, each over all rows
-    return may_be_rows(target.shape[0], share.rows)
+    size = target.shape[0]
+    if size is None or not isinstance(share.rows, int):
+        return size is None
+    return bool(size % max(share.rows, 1) == 0)
 
 
 def _is_variable(source: Any) -> bool:

@@ -23,6 +23,12 @@ class OneReplica:
     """Stand-in for a native strategy, so Keras' trainer sees one replica."""
 
     num_replicas_in_sync = 1
+    cluster_resolver = None
+
+    @property
+    def extended(self) -> Any:
+        """The methods that a library asks for where it writes files."""
+        return tf.distribute.get_strategy().extended
 
     def run(
         self,
@@ -42,6 +48,9 @@ class OneReplica:
         return (value,)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+        return value
+
+    def gather(self, value: Any, axis: int) -> Any:
         return value
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -139,15 +148,19 @@ def build(model: keras.Model, name: str, data: Any) -> None:
     is_own = getattr(type(model), name) is not getattr(keras.Model, name)
     tolerated = contextlib.suppress(Exception if is_own else RuntimeError)
     batch = tree.map_structure(_symbolic, data)
+    # The trace that is under way is made with the new variables.
+    function = name.replace("_step", "_function")
+    traced = getattr(model, function, None)
     # Variables outlive the step's graph: they are made outside of it.
     with outside_of_traces():
         if layers:
             with tolerated, link.strategy.scope():
                 model(keras.utils.unpack_x_y_sample_weight(batch)[0])
         if compiled:
-            with tolerated:
+            with tolerated, link.strategy.scope():
                 keras_internals.build_compiled_parts(model, batch)
         link.prepare()
+    setattr(model, function, traced)
 
 
 def _symbolic(leaf: Any) -> Any:

@@ -16,7 +16,6 @@ from torch.distributed.tensor.experimental import implicit_replication
 
 from keras_dist.core.context import replaced
 from keras_dist.core.plan import Plan
-from keras_dist.core.plan import num_bytes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
@@ -57,15 +56,12 @@ from keras_dist_torch.parts import reads_parts
 from keras_dist_torch.parts import release
 from keras_dist_torch.parts import stored
 from keras_dist_torch.replicas import TorchReplicaExecutor
-from keras_dist_torch.units import called_plainly
 from keras_dist_torch.units import is_live
 from keras_dist_torch.units import new_layers
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
-# Bytes of variables that are gathered to look for coupled rows in a layer.
-MOST_BYTES_PROBED = 1 << 30
 
 
 class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
@@ -107,17 +103,6 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
                 if marked_weight(variable):
                     adopt(variable)
                     self.home(variable).settle()
-
-    @contextlib.contextmanager
-    def probing(self, layer: keras.Layer | None = None) -> Iterator[None]:
-        variables = [] if layer is None else layer.variables
-        chosen = [v for v in variables if isinstance(stored(v), DTensor)]
-        with _held(chosen), called_plainly(layer), torch.no_grad():
-            yield
-
-    def may_probe(self, layer: keras.Layer) -> bool:
-        sizes = [num_bytes(v) for v in layer.variables if are_in_parts([v])]
-        return sum(sizes) <= MOST_BYTES_PROBED
 
     def recover(self, model: keras.Model) -> None:
         reset(model)

@@ -1,28 +1,25 @@
 """Sums of gradients over replicas, and patches of torch and Keras for them.
 
 In a step, hooks on results of layers see gradients as large as on one device.
-Hooks on variables, which would see one replica's gradient, are refused. Each
-replica records its gradients, to notice if a step has changed them, as it may
-in place or through `.data`, in the same tensors.
+Hooks on variables, which would see one replica's gradient, are refused.
 """
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 from typing import NoReturn
-from typing import cast
 
 import keras
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
@@ -125,8 +122,9 @@ def install() -> None:
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         original = getattr(torch.Tensor, name)
         setattr(torch.Tensor, name, _registering(original))
-    torch.autograd.grad = _remembered(torch.autograd.grad)
-    torch.autograd.backward = _watched(torch.autograd.backward)
+    torch.autograd.grad = _checked_grad(torch.autograd.grad)
+    torch.autograd.backward = _checked_backward(torch.autograd.backward)
+    register_optimizer_step_pre_hook(_refuse_optimizer)
     core = keras_internals.backend_core
     core.custom_gradient = hook_custom_gradient(core.custom_gradient)
 
@@ -234,83 +232,47 @@ def _refuse(method: str, name: str) -> NoReturn:
     )
 
 
-class Derivatives:
-    """The gradients that autograd gave a replica, none kept alive."""
-
-    def __init__(self) -> None:
-        # By address: the tensor, its count of changes in place, and its size.
-        self._seen: dict[int, tuple[weakref.ref[Any], int, float]] = {}
-        self._is_changed = False
-
-    def add(self, gradients: Iterable[Any]) -> None:
-        """Records the current state of gradients."""
-        for gradient in gradients:
-            if _is_dense(gradient):
-                tensor = weakref.ref(gradient)
-                seen = tensor, gradient._version, _size(gradient)
-                self._seen[gradient.data_ptr()] = seen
-
-    def check(self, gradients: Iterable[Any]) -> None:
-        """Notes changes of gradients before autograd adds to them."""
-        self._is_changed |= not all(map(self._is_as_computed, gradients))
-
-    def are_changed(self, gradients: Sequence[Any]) -> bool:
-        """Returns whether some gradient is not recorded, or has changed."""
-        if not self._seen:
-            return False  # Without records, their origin is unknown.
-        return self._is_changed or not all(map(self._is_as_computed, gradients))
-
-    def _is_as_computed(self, gradient: Any) -> bool:
-        if not _is_dense(gradient):
-            return True
-        size = _size(gradient)
-        seen = self._seen.get(gradient.data_ptr())
-        if seen is not None:
-            tensor = seen[0]()
-            # A change through `tensor.data` shows in the values only.
-            if tensor is not None and seen[1:] == (tensor._version, size):
-                return True
-        # Steps may replace `None` with zeros, or start a sum from zeros.
-        return not size
+def refuse_in_place(model: keras.Model, key: int) -> NoReturn:
+    """Refuses a change of the tensor of a variable, which has an id."""
+    paths = [v.path for v in all_variables(model) if id(v) == key]
+    raise UnsupportedModelError(
+        f"The tensor of variable '{(paths or ['?'])[0]}' was changed in place "
+        "in a step that runs on several replicas of one process: each would "
+        "change it once more, or a copy of it. Expected: `variable.assign`, "
+        "`assign_add` or `assign_sub`, as in `t.assign(0.9 * t + 0.1 * s)`. "
+        "With a process for each device (`keras_dist.launch`), a change that "
+        "is the same on each works."
+    )
 
 
-def _looking() -> ReplicaStep | None:
-    step = current_step()
-    return step if step is not None and step.looks_at_gradients else None
+def _refuse_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """Refuses an optimizer of PyTorch's own that takes a step."""
+    state = current_replica()
+    if state is None or state.strategy.plan.num_replicas == 1:
+        return
+    raise UnsupportedModelError(
+        f"`torch.optim.{type(optimizer).__name__}` was used in a step that "
+        "runs on several replicas. Their gradients are on tensors of their "
+        "own, and are summed in the `apply` of a Keras optimizer only. "
+        "Expected: a `keras.optimizers.Optimizer`, as in "
+        "`self.optimizer.apply(gradients, variables)`. An optimizer of "
+        "PyTorch's works on one device, not with a process for each device "
+        "either."
+    )
 
 
-def _derivatives_of(step: ReplicaStep) -> Derivatives:
-    replica: Any = step.replica  # a `TorchReplica`
-    return cast(Derivatives, replica.derivatives)
-
-
-def _remembered(original: Callable[..., Any]) -> Callable[..., Any]:
+def _checked_grad(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         check_not_in_function("torch.autograd.grad")
         if weighing_replica() is not None:
             refuse_derivatives("torch.autograd.grad")
-        step = _looking()
-        if step is None:
-            return original(outputs, inputs, *args, **kwargs)
-        sources = [inputs] if isinstance(inputs, torch.Tensor) else [*inputs]
-        leaves = {id(leaf) for leaf in _leaves(step)}
-        are_leaves = [id(source) in leaves for source in sources]
-        if step.is_rehearsal and any(are_leaves):
-            step.differentiated(outputs)
-            return tuple(map(torch.zeros_like, sources))
-        result = original(outputs, inputs, *args, **kwargs)
-        _derivatives_of(step).add(
-            gradient
-            for gradient, is_leaf in zip(result, are_leaves, strict=True)
-            if is_leaf
-        )
-        return result
+        return original(outputs, inputs, *args, **kwargs)
 
     return grad
 
 
-def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
+def _checked_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -325,40 +287,6 @@ def _watched(original: Callable[..., Any]) -> Callable[..., Any]:
                 lambda weighed: original(weighed, *args, **kwargs), tensors
             )
             return
-        step = _looking()
-        if step is None:
-            original(tensors, *args, **kwargs)
-            return
-        if step.is_rehearsal:
-            step.differentiated(tensors)
-            for leaf in _leaves(step):
-                leaf.grad = torch.zeros_like(leaf)
-            return
-        derivatives = _derivatives_of(step)
-        derivatives.check(leaf.grad for leaf in _leaves(step))
         original(tensors, *args, **kwargs)
-        derivatives.add(leaf.grad for leaf in _leaves(step))
 
     return backward
-
-
-def _leaves(step: ReplicaStep) -> list[torch.Tensor]:
-    return [
-        value
-        for value in list(step.scope.state_mapping.values())
-        if isinstance(value, torch.Tensor)
-        and value.requires_grad
-        and value.is_leaf
-    ]
-
-
-def _is_dense(gradient: Any) -> bool:
-    return (
-        isinstance(gradient, torch.Tensor) and gradient.layout is torch.strided
-    )
-
-
-def _size(gradient: torch.Tensor) -> float:
-    """Returns the sum of absolute values, with 0 for NaN and 1 for infinity."""
-    with torch.no_grad():
-        return float(gradient.detach().abs().nan_to_num(0.0, 1.0).sum())

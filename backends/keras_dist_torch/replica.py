@@ -1,7 +1,6 @@
 """One replica of a run, on a thread of its own, and its rows of a batch."""
 
 from collections.abc import Callable
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from typing import TypeVar
@@ -16,15 +15,14 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.threads import Round
 from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.state import ReplicaState
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch import feeding
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.gradients import AllSum
-from keras_dist_torch.gradients import Derivatives
 from keras_dist_torch.gradients import check_hooks
+from keras_dist_torch.gradients import refuse_in_place
 from keras_dist_torch.keras_internals import on_device
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.transfers import Transfers
@@ -74,8 +72,9 @@ class TorchReplica(Replica):
         self.is_only = run.is_only
         self.moved = run.moved
         self.overlap = run.overlap
-        self.derivatives = Derivatives()
         self._position = position
+        # By the id of a variable, how often its tensor had been changed.
+        self._versions: dict[int, int] = {}
         self._device = device
         self._run = run
         self.draws = ReplicaDraws(self, run.draws, device)
@@ -117,6 +116,7 @@ class TorchReplica(Replica):
         if self.moved is not None:
             sent = _delivered(self.moved, self._position, variable)
         value = parameter.detach() if sent is None else sent.detach()
+        self._versions[id(variable)] = value._version
         if not variable.trainable:
             return value
         value.requires_grad_()
@@ -124,16 +124,17 @@ class TorchReplica(Replica):
             self.overlap.watch(variable, value, self._position)
         return value
 
-    def has_changed(
-        self,
-        state: ReplicaState,
-        gradients: Sequence[Any],
-        variables: Sequence[keras.Variable],
-    ) -> bool:
-        return self.derivatives.are_changed(gradients)
+    def check_values(self, model: keras.Model, values: dict[int, Any]) -> None:
+        if self.is_only:
+            return  # The tensors are this process' own.
+        for key, version in self._versions.items():
+            value = values.get(key)
+            if value is not None and value._version != version:
+                refuse_in_place(model, key)
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
         held = value.detach()
+        self._versions.pop(id(variable), None)
         return held.clone().requires_grad_() if variable.trainable else held
 
 

@@ -89,7 +89,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         self,
         fn: Callable[[Replica, Any], T],
         batch: Any,
-        is_whole: bool = False,
         *,
         places: Places | None = None,
     ) -> list[T]:
@@ -97,10 +96,9 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         alike = len(set(lengths)) == 1
         if not alike and self.plan.num_replicas > 1:
             self._unequal.tell(lengths, on_each=False)
-        alike = alike and not is_whole
         edges = self._edges(lengths[0], alike)
         note = ""
-        if places is not None and places.is_open and _shift(edges):
+        if places is not None and places.shift(edges):
             note = _SHIFTED.format(edges[1])
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
@@ -268,12 +266,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         with keras_device(self.plan.devices[replica.index]):
             return fn(replica, *args)
 
-    def probing(self, layer: keras.Layer | None = None) -> Any:
-        return torch.no_grad()
-
-    def rehearsing(self) -> Any:
-        return torch.enable_grad()
-
     def building(self) -> Any:
         return self.creation_scope()
 
@@ -312,22 +304,10 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         return overlap.sum(gradients, here, weights, variables, numbers)
 
 
-def _shift(edges: list[int]) -> bool:
-    """Makes equal shares differ by moving a row; returns false if it can't."""
-    sizes = {len(own) for own in ranges(edges)}
-    if len(edges) < 3 or len(sizes) > 1 and max(sizes) > 1:
-        return False
-    edges[1] += 1
-    if max(sizes) == 1:  # one replica gets all of the few rows
-        edges[1:] = [edges[-1]] * (len(edges) - 1)
-    return edges[-1] > 1
-
-
 # The note on errors in such a step.
 _SHIFTED = (
     "(in a step that keras_dist split unevenly, with {} rows for the first "
-    "replica, to see which axes of random draws have rows; any number of rows "
-    "may come)"
+    "replica, to see which axes have rows; any number of rows may come)"
 )
 
 

@@ -100,9 +100,6 @@ class SimulatedExecutor(TorchDirectExecutor):
         with with_values():
             super().__init__(plan, workers)
 
-    def may_probe(self, layer: keras.Layer) -> bool:
-        return False  # nothing could be compared
-
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[States]:
         yield []

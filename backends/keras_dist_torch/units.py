@@ -7,7 +7,6 @@ FSDP gathers the values in the dtype that layers compute in. Variables that are
 read elsewhere are gathered there.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -23,10 +22,8 @@ from keras_dist.core.plan import num_bytes
 from keras_dist_torch.fsdp_internals import Dtypes
 from keras_dist_torch.fsdp_internals import forget_order
 from keras_dist_torch.fsdp_internals import make_root
-from keras_dist_torch.fsdp_internals import set_hooks
 from keras_dist_torch.fsdp_internals import shard_module
 from keras_dist_torch.fsdp_internals import state_of
-from keras_dist_torch.fsdp_internals import taken_hooks
 from keras_dist_torch.keras_internals import dtype_in_use
 from keras_dist_torch.keras_internals import hidden_models
 from keras_dist_torch.keras_internals import own_layers
@@ -214,19 +211,6 @@ def _lives(module: torch.nn.Module) -> Iterator[Live]:
     for child in module._modules.values():
         if child is not None and state_of(child) is None:
             yield from _lives(child)
-
-
-@contextlib.contextmanager
-def called_plainly(layer: keras.Layer | None) -> Iterator[None]:
-    """Has a layer and those in it called without FSDP's hooks inside."""
-    found = [] if layer is None else list(layer.modules())
-    units = [module for module in found if state_of(module) is not None]
-    before = [taken_hooks(unit) for unit in units]
-    try:
-        yield
-    finally:
-        for unit, hooks in zip(units, before, strict=True):
-            set_hooks(unit, hooks)
 
 
 def _own_results(module: Any, inputs: Any, outputs: Any) -> Any:

@@ -82,6 +82,12 @@ class Share:
             return ops.where(False, value, ops.zeros_like(value))
         return ops.where(self.rows > 0, value, ops.zeros_like(value))
 
+    def either(self, value: Any, other: Any) -> Any:
+        """Returns `value`, or `other` if this replica has no rows."""
+        if isinstance(self.rows, int):
+            return value if self.rows else other
+        return ops.where(self.rows > 0, value, other)
+
 
 # The share in a replica function: its batch is split already.
 WHOLE = Share(1, 1)

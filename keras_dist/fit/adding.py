@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_dist.core import nests
 from keras_dist.fit.losses import is_function_of_rows
@@ -34,6 +35,26 @@ def rows_that_add_up(metric: keras.metrics.Metric) -> AddsUp:
     if update_state is keras.metrics.MeanMetricWrapper.update_state:
         return _once_for_shapes(_of_function, metric)
     return _never
+
+
+def numbers_that_add_up(metric: keras.metrics.Metric) -> AddsUp:
+    """Returns a function that tells whether a call of `update_state` is given
+    a number that is a sum, or one with a weight that is a number of rows."""
+    update_state = type(metric).update_state
+    if update_state is keras.metrics.Sum.update_state:
+        return lambda values, sample_weight=None: not is_row_shaped(values)
+    if update_state is keras.metrics.Mean.update_state:
+        return lambda values, sample_weight=None: (
+            not is_row_shaped(values) and _is_count(sample_weight)
+        )
+    return _never
+
+
+def _is_count(weight: Any) -> bool:
+    """Returns whether a weight is a number that was computed from rows."""
+    if isinstance(weight, int):
+        return not isinstance(weight, bool)
+    return ops.is_tensor(weight) and not is_row_shaped(weight)
 
 
 def _once_for_shapes(

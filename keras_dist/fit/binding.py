@@ -13,14 +13,14 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
+from keras_dist.fit import own_code
 from keras_dist.fit.banner import introduce
 from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.plain_models import DistributedConfig
 from keras_dist.fit.plain_models import forget
 from keras_dist.fit.profile import stop_profiles_of
-from keras_dist.fit.rehearsal import first_batch_held
+from keras_dist.fit.steps import Steps
 from keras_dist.fit.steps import prepare_steps
-from keras_dist.fit.steps import step_overrides
 from keras_dist.fit.workers import chief_saves
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import loops
@@ -116,6 +116,7 @@ class Binding:
         self._model = weakref.ref(model)
         self.strategy = strategy
         self._claimed_for: object | None = None
+        self._steps: Steps | None = None
         # What workers compare: what the model was compiled with, its layers,
         # and the stamp of the layers that they have compared.
         self.compiled: fingerprint.Fingerprint | None = None
@@ -152,7 +153,8 @@ class Binding:
             for name in chief_saves.METHODS:
                 replacements[name] = chief_saves.method_of(model, name)
         if isinstance(executor, StepRunner):
-            replacements |= step_overrides(model, executor, self.strategy)
+            self._steps = Steps(model, executor, self.strategy)
+            self._steps.install()
         replacements |= executor.bind(model)
         for name, value in replacements.items():
             object.__setattr__(model, name, value)
@@ -178,7 +180,8 @@ class Binding:
 
     def _prepare(self, is_new: bool) -> None:
         executor = self.strategy.executor
-        if isinstance(executor, StepRunner):
+        if self._steps is not None:
+            self._steps.install()
             prepare_steps(self.model, is_new)
         executor.prepare(self.model)
 
@@ -192,6 +195,8 @@ class Binding:
         self._claimed_for = None
         with self.strategy.scope():
             type(self.model).compile(self.model, *args, **kwargs)
+        if self._steps is not None and self._entered.already:
+            self._steps.must_build = True
         if self.strategy.executor.workers is not None:
             self.compiled = fingerprint.of_compile(self.model)
         if self.strategy.plan.shards_optimizer:
@@ -247,6 +252,8 @@ class Binding:
             call: Callable[[], Any] = functools.partial(
                 method, model, *args, **kwargs
             )
+            if self._steps is not None and not self._entered.already:
+                own_code.tell(self.strategy, model)
             agree = None
             executor = self.strategy.executor
             workers = executor.workers
@@ -262,8 +269,6 @@ class Binding:
             with self._running(each_batch, agree):
                 if name == "fit":
                     introduce(self.strategy, model, method, args, kwargs)
-                    with first_batch_held(self.strategy, model):
-                        return call()
                 return call()
 
         entry_point.__name__ = name
@@ -304,6 +309,9 @@ class Binding:
                     yield
         except BaseException as error:
             executor.recover(model)
+            explained = executor.explained(error)
+            if explained is not error:
+                raise explained from error
             together.raise_explained(error, executor.workers)
             raise
         finally:

@@ -15,14 +15,17 @@ from keras import ops
 from keras import tree
 
 from keras_dist.core import context
+from keras_dist.core.rows import scaled
 from keras_dist.fit import losses
+from keras_dist.fit import own_code
 from keras_dist.fit import updates
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.overrides import hook_overrides
 from keras_dist.plugin.draws import has_common_seeds
 from keras_dist.replica import state
-from keras_dist.replica.probe import ProbeScope
+from keras_dist.replica.exchange import is_float
+from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
@@ -61,12 +64,6 @@ def _hook_moments(
     if call is not None and self.synchronized:
         step = call
     moving = [self.moving_mean, self.moving_variance]
-    scope = keras_internals.stateless_scope()
-    if isinstance(scope, ProbeScope):
-        # Both halves of a batch need the same statistics, as in training.
-        scope.same_on_all(moving)
-        mean, variance = (ops.cast(x, inputs.dtype) for x in moving)
-        return mean, variance
     if step is not None:
         step.same_on_all(moving)
         return _global_moments(step, self, inputs, mask)
@@ -166,14 +163,35 @@ def _hook_clear_losses(original: Any, self: Any) -> None:
 
 @as_hook
 def _hook_add_loss(original: Any, self: Any, loss: Any) -> None:
-    scope, step = keras_internals.stateless_scope(), state.current_step()
-    if isinstance(scope, ProbeScope):
-        scope.note(loss)
-        return
+    step = state.current_step()
     if step is not None and step.counts_losses and base_scope() is step.scope:
-        term = functools.partial(step.kinds.term, step, self)
+        # The caller of `add_loss`, which `as_hook` wraps.
+        by = sys._getframe(2).f_globals.get("__name__", "")
+        term = functools.partial(_term, step, self, by)
         loss = tree.map_structure(term, loss)
     original(self, loss)
+
+
+def _term(
+    step: state.ReplicaStep, layer: keras.Layer, by: str, loss: Any
+) -> Any:
+    """Scales what a layer adds; its mean over rows is then the global loss.
+
+    Keras sums the values of a tensor. A number counts as a mean over rows.
+    """
+    if is_row_shaped(loss) and _has_a_value_a_row(loss, step.share.rows):
+        if not is_float(loss):
+            loss = ops.cast(loss, keras.config.floatx())
+        return scaled(loss, step.share.inverse)
+    own_code.tell_of_number(step.strategy, step.model, layer, by)
+    return loss
+
+
+def _has_a_value_a_row(loss: Any, rows: Any) -> bool:
+    size = loss.shape[0]
+    if size is None or not isinstance(rows, int):
+        return size is None
+    return bool(size == max(rows, 1))
 
 
 @as_hook
@@ -182,9 +200,6 @@ def _hook_build(original: Any, self: Any, call_spec: Any) -> None:
     if self.built:
         original(self, call_spec)
         return
-    step = state.current_step()
-    if step is not None and step.is_rehearsal:
-        raise RuntimeError(f"Layer '{self.name}' is not built yet.")
     if call is None:
         with suspended():
             original(self, call_spec)

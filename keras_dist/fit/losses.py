@@ -11,7 +11,6 @@ replica's loss is such that the losses' mean over rows is the global loss:
 
 import functools
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -194,31 +193,26 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
     all.
     """
     leaves = nests.flatten(value)
-    known = [(id(leaf), _may_have_rows(leaf, step.share)) for leaf in leaves]
+    place = step.place(what)
 
     def gather(
-        everyone: list[tuple[exchange.Entry, list[tuple[int, bool]]]],
+        everyone: list[exchange.Entry],
     ) -> tuple[list[exchange.Entry], list[int]]:
-        entries, known = zip(*everyone, strict=True)
-        places = [
-            place
-            for place, each in enumerate(zip(*known, strict=True))
-            if _is_rows(each)
-        ]
-        own = [([rows[i] for i in places], share) for rows, share in entries]
+        have_rows = step.have_rows(place, everyone)
+        places = [i for i, has_rows in enumerate(have_rows) if has_rows]
+        own = [([rows[i] for i in places], share) for rows, share in everyone]
         return step.exchange(own), places
 
-    entries, places = step.replica.meet(
-        what, gather, ((exchange.detached(leaves), step.share), known)
-    )
+    own = exchange.detached(leaves), step.share
+    entries, places = step.replica.meet(what, gather, own)
     shares = [share for _, share in entries]
     everyone = [rows for rows, _ in entries]
     everyone[[share is step.share for share in shares].index(True)] = [
-        _counted(leaves[place], step.share) for place in places
+        _counted(leaves[i], step.share) for i in places
     ]
     merged = exchange.join_leaves(everyone, shares, exchange.mean_over_rows)
-    for place, rows in zip(places, merged, strict=True):
-        leaves[place] = _tied(rows, leaves[place], step.share)
+    for i, rows in zip(places, merged, strict=True):
+        leaves[i] = _tied(rows, leaves[i], step.share)
     return nests.pack(value, leaves)
 
 
@@ -233,21 +227,6 @@ def _tied(rows: Any, own: Any, share: Share) -> Any:
     if mask is not None:
         keras_internals.set_mask(rows, mask)
     return rows
-
-
-def _is_rows(each: Sequence[tuple[int, bool]]) -> bool:
-    """Returns whether a leaf has rows, given each replica's id and guess."""
-    ids = {key for key, _ in each}
-    # A constant is the same object on all replicas.
-    is_constant = len(each) > 1 and len(ids) == 1
-    return not is_constant and all(may_be for _, may_be in each)
-
-
-def _may_have_rows(leaf: Any, share: Share) -> bool:
-    """Returns whether axis 0 may have one or several values for each row."""
-    if isinstance(leaf, keras.Variable) or not exchange.is_row_shaped(leaf):
-        return False
-    return exchange.may_be_rows(leaf.shape[0], share.rows)
 
 
 def _counted(leaf: Any, share: Share) -> Any:

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_dist.core import nests
 from keras_dist.core.context import replaced
 from keras_dist.core.packing import places
+from keras_dist.core.rows import scaled
+from keras_dist.errors import MetricMergeError
+from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.adding import numbers_that_add_up
 from keras_dist.fit.adding import rows_that_add_up
 from keras_dist.internals import keras_internals
 from keras_dist.internals.overrides import hook_override
@@ -26,30 +31,48 @@ from keras_dist.replica.state import current_step
 
 @dataclass(frozen=True)
 class MetricUpdate:
-    """One replica's call of `update_state`, with detached leaves."""
+    """One replica's call of `update_state`, with detached leaves.
+
+    `place` is where it is made, if arrays are handed over, which may have rows.
+    """
 
     metric: keras.metrics.Metric
     update_state: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: list[Any]
+    place: str | None
 
     def run(self, everyone: list[exchange.Entry]) -> Any:
         """Updates the metric with the arguments of all replicas."""
-        passed = [*self.args, *self.kwargs.values()]
-        merged = exchange.join(passed, everyone, exchange.mean_or_count)
+        return self.call(
+            exchange.join_leaves(
+                [leaves for leaves, _ in everyone],
+                [share for _, share in everyone],
+                exchange.mean_or_count,
+            )
+        )
+
+    def call(self, leaves: list[Any]) -> Any:
+        """Calls `update_state` with leaves in place of its own."""
+        leaves = [
+            leaf.value if isinstance(leaf, exchange.Common) else leaf
+            for leaf in leaves
+        ]
+        passed = nests.pack([*self.args, *self.kwargs.values()], leaves)
         count = len(self.args)
-        named = zip(self.kwargs, merged[count:], strict=True)
-        return self.update_state(*merged[:count], **dict(named))
+        named = zip(self.kwargs, passed[count:], strict=True)
+        return self.update_state(*passed[:count], **dict(named))
 
 
 @dataclass(frozen=True)
 class Additions:
-    """The numbers that one replica's rows add to a metric's variables."""
+    """What one replica's values add to a metric's variables."""
 
     metric: keras.metrics.Metric
     variables: list[keras.Variable]
     leaves: list[Any]
+    place: None = None
 
     def run(self, everyone: list[exchange.Entry]) -> None:
         """Adds the sums of all replicas."""
@@ -81,13 +104,89 @@ def flush(step: ReplicaStep) -> None:
 
     def update_all(everyone: list[exchange.Entry]) -> None:
         merge = exchange.mean_or_count
-        run_together(updates, step.exchange(everyone, merge, alike=True))
+        ready, everyone = settled(step, updates, everyone)
+        run_together(ready, step.exchange(everyone, merge, alike=True))
 
     names = ", ".join(f"'{update.metric.name}'" for update in updates)
     own = leaves_of(updates), step.share
     step.replica.meet(f"the metrics {names}", update_all, own)
     for update in updates:
         step.forget(update.metric.variables)
+
+
+def settled(
+    step: ReplicaStep, updates: Sequence[Update], everyone: list[exchange.Entry]
+) -> tuple[list[Update], list[exchange.Entry]]:
+    """Finds out which updates are given rows, in a meeting.
+
+    Those that are given none become what they add to a metric's variables.
+    """
+    if not any(update.place for update in updates):
+        return list(updates), everyone
+    own = places([len(update.leaves) for update in updates])
+    ready: list[Update] = []
+    columns: list[list[list[Any]]] = [[] for _ in everyone]
+    for update, place in zip(updates, own, strict=True):
+        each = [(leaves[place], share) for leaves, share in everyone]
+        if isinstance(update, MetricUpdate) and update.place:
+            update, each = _settled(step, update, update.place, each)
+        ready.append(update)
+        for column, (leaves, _) in zip(columns, each, strict=True):
+            column.append(leaves)
+    return ready, [
+        ([leaf for leaves in column for leaf in leaves], share)
+        for column, (_, share) in zip(columns, everyone, strict=True)
+    ]
+
+
+def _settled(
+    step: ReplicaStep,
+    update: MetricUpdate,
+    place: str,
+    each: list[exchange.Entry],
+) -> tuple[Update, list[exchange.Entry]]:
+    have_rows = step.have_rows(place, each)
+    if not any(have_rows):
+        made = [_added_by(update, leaves) for leaves, _ in each]
+        return made[0], [
+            (additions.leaves, share)
+            for additions, (_, share) in zip(made, each, strict=True)
+        ]
+    # Beside rows of all replicas, other values have to be those of all.
+    rest = [
+        i
+        for i, (leaf, has_rows) in enumerate(
+            zip(update.leaves, have_rows, strict=True)
+        )
+        if not has_rows and ops.is_tensor(leaf)
+    ]
+    columns = [
+        ([own[i] for own, _ in each], [s for _, s in each]) for i in rest
+    ]
+
+    def error(i: int) -> Exception:
+        return _no_rows(update.metric, columns[i][0][0])
+
+    for column in columns:
+        if len({tuple(x.shape) for x in column[0]}) > 1:
+            raise _no_rows(update.metric, column[0][0])
+    agreed = exchange.agreed(columns, step.strategy.executor, error)
+    settled = [list(leaves) for leaves, _ in each]
+    for place_, value in zip(rest, agreed, strict=True):
+        for own in settled:
+            own[place_] = exchange.Common(value)
+    return update, [
+        (own, share) for own, (_, share) in zip(settled, each, strict=True)
+    ]
+
+
+def _no_rows(metric: Any, value: Any) -> ReplicaDivergenceError:
+    return ReplicaDivergenceError(
+        f"Metric '{metric.name}' was given arrays with rows, which it gets "
+        "from all replicas, and beside them a value without rows that differs "
+        f"between the replicas. Received: shape {tuple(value.shape)}, dtype "
+        f"{value.dtype}. Expected: rows, or the same value on each replica."
+    )
 
 
 def leaves_of(updates: Sequence[Update]) -> list[Any]:
@@ -114,16 +213,16 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
         own = functools.partial(original, self)
         if step is None or "update_state" not in vars(self):
             return own(*args, **kwargs)
-        if step.is_rehearsal:
-            return self.result()
         flush(step)
-        update = _update_of(self, own, place, args, kwargs)
+        what = f"metric '{self.name}'"
+        update = _update_of(self, own, place, args, kwargs, step.place(what))
 
         def call_once(everyone: list[exchange.Entry]) -> Any:
             merge = exchange.mean_or_count
-            return update.run(step.exchange(everyone, merge, alike=True))
+            (ready,), everyone = settled(step, [update], everyone)
+            value = ready.run(step.exchange(everyone, merge, alike=True))
+            return self.result() if isinstance(ready, Additions) else value
 
-        what = f"metric '{self.name}'"
         value = step.replica.meet(what, call_once, (update.leaves, step.share))
         step.forget(self.variables)
         step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
@@ -135,21 +234,25 @@ def _hooked_call(original: Any) -> Callable[..., Any]:
 def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
     update_state = metric.update_state
     place = _place_of_weight(update_state)
-    adds_up = rows_that_add_up(metric)
+    adds_up, adds = rows_that_add_up(metric), numbers_that_add_up(metric)
+    is_mean = type(metric).update_state is keras.metrics.Mean.update_state
+    what = f"metric '{metric.name}'"
 
     def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
         step = current_step()
         if step is None:
             return update_state(*args, **kwargs)
-        if step.is_rehearsal:
-            return None
-        step.replica.check_meeting(f"metric '{metric.name}'")
+        step.replica.check_meeting(what)
         update: Update
         workers = step.replica.group.workers
-        if workers is not None and adds_up(*args, **kwargs):
+        if adds(*args, **kwargs):
+            update = _numbers_of(metric, *args, **kwargs)
+        elif workers is not None and adds_up(*args, **kwargs):
             update = _additions_of(metric, step, update_state, args, kwargs)
         else:
-            update = _update_of(metric, update_state, place, args, kwargs)
+            is_number = is_mean and not exchange.is_row_shaped(args[0])
+            at = None if is_number else step.place(what)
+            update = _update_of(metric, update_state, place, args, kwargs, at)
         step.updates.append(update)
         return None
 
@@ -190,6 +293,55 @@ def _additions_of(
     return Additions(metric, [variable for variable, _ in found], counts)
 
 
+def _numbers_of(
+    metric: Any, values: Any, sample_weight: Any = None
+) -> Additions:
+    """Returns what a sum, or a mean with a number of rows, changes by."""
+    value = ops.convert_to_tensor(values, dtype=metric.dtype)
+    variables, added = [metric.total], [value]
+    if sample_weight is not None:
+        if ops.is_tensor(sample_weight):
+            sample_weight = ops.cast(sample_weight, metric.dtype)
+        added = [scaled(value, sample_weight)]
+    if isinstance(metric, keras.metrics.Mean):
+        variables, added = [*variables, metric.count], [*added, sample_weight]
+    counts = [exchange.RowCount(leaf) for leaf in exchange.detached(added)]
+    return Additions(metric, variables, counts)
+
+
+def _added_by(update: MetricUpdate, leaves: list[Any]) -> Additions:
+    """Returns what a metric's variables change by, if it is given some values.
+
+    Raises:
+        MetricMergeError: If a variable's `aggregation` is not "sum".
+    """
+    metric = update.metric
+    for variable in metric.variables:
+        if variable.aggregation != "sum":
+            raise MetricMergeError(
+                f"Metric '{metric.name}' was given numbers, or arrays without "
+                "rows, of which each replica has its own, and its state "
+                f"'{variable.path}' has aggregation='{variable.aggregation}'. "
+                "Expected: arrays with rows, which the metric gets from all "
+                "replicas, or states that add up (aggregation='sum')."
+            )
+    before = [keras_internals.value_of(v) for v in metric.variables]
+    # In the memory where replicas meet.
+    here = [ops.convert_to_tensor(x) if ops.is_tensor(x) else x for x in leaves]
+    with keras.StatelessScope() as scope:
+        update.call(here)
+        after = [scope.get_current_value(v) for v in metric.variables]
+    changed = [
+        (variable, new - old)
+        for variable, old, new in zip(
+            metric.variables, before, after, strict=True
+        )
+        if new is not None
+    ]
+    counts = [exchange.RowCount(change) for _, change in changed]
+    return Additions(metric, [variable for variable, _ in changed], counts)
+
+
 def _place_of_weight(method: Callable[..., Any]) -> int | None:
     """Returns the position of `sample_weight`, `None` if it has none."""
     names = [
@@ -207,6 +359,7 @@ def _update_of(
     place: int | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    at: str | None,
 ) -> MetricUpdate:
     """Returns an update with an integer `sample_weight` as `RowCount`."""
     if _is_integer_scalar(kwargs.get("sample_weight")):
@@ -220,7 +373,7 @@ def _update_of(
         counted = exchange.RowCount(args[place])
         args = (*args[:place], counted, *args[place + 1 :])
     leaves = exchange.detached([*args, *kwargs.values()])
-    return MetricUpdate(metric, update_state, args, kwargs, leaves)
+    return MetricUpdate(metric, update_state, args, kwargs, leaves, at)
 
 
 def _is_integer_scalar(value: Any) -> bool:

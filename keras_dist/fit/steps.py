@@ -5,74 +5,129 @@ replica's rows, and return what one device would have returned.
 """
 
 import contextlib
+import functools
+import operator
 import weakref
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import keras
 
 from keras_dist.core import nests
+from keras_dist.core.rows import named_leaves
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit import hooks
-from keras_dist.fit.coupling import watched
+from keras_dist.fit import own_code
 from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
-from keras_dist.fit.rehearsal import Rehearsal
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_random import is_seed
 from keras_dist.internals.keras_saveables import all_metrics
 from keras_dist.internals.keras_saveables import own_metrics
 from keras_dist.internals.overrides import overrides
+from keras_dist.plugin.executor import Executor
+from keras_dist.plugin.front_end import REPLICATED
 from keras_dist.plugin.front_end import STEPS
+from keras_dist.plugin.front_end import is_replicated
 from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica import exchange
-from keras_dist.replica.kinds import Kinds
+from keras_dist.replica.handed import Handed
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.strategy_core import StrategyBase
 
 _COLLECT_METRICS = ("compute_metrics", "get_metrics_result")
 
 
-def step_overrides(
-    model: keras.Model, runner: StepRunner, strategy: StrategyBase
-) -> dict[str, Callable[..., Any]]:
-    """Returns the instance attributes that run a model's steps on replicas."""
-    hooks.install()
-    kinds = Kinds(model)
-    rehearsal = Rehearsal(model, runner, strategy)
-    places: dict[str, Places] = {}
-    # What autograd keeps of a replica must not keep the model that keeps it.
-    model_of_places = weakref.ref(model)
+class Steps:
+    """A model's steps that run its own once for each replica.
 
-    def recover() -> None:
-        its = model_of_places()
-        if its is not None:
-            strategy.executor.recover(its)
+    They are attributes of the instance. What the user puts there instead is
+    taken for the model's own step.
+    """
 
-    def step(name: str) -> Callable[[Any], Any]:
+    def __init__(
+        self, model: keras.Model, runner: StepRunner, strategy: StrategyBase
+    ) -> None:
+        hooks.install()
+        # What autograd keeps of a replica must not keep the model that keeps
+        # it.
+        self._model = weakref.ref(model)
+        self._runner = runner
+        self._strategy = strategy
+        self._places: dict[str, Places] = {}
+        self._handed: dict[str, Handed] = {}
+        self.must_build = False
+        # The user's own, of this instance.
+        self._own: dict[str, Callable[[Any], Any]] = {}
+        self._replicated = {name: self._step(name) for name in STEPS}
+
+    def install(self) -> None:
+        """Sets the attributes of the instance."""
+        model = self._model()
+        assert model is not None
+        for name, step in self._replicated.items():
+            given = vars(model).get(name)
+            if given is step:
+                continue
+            self._own.pop(name, None)
+            if given is not None and not is_replicated(given):
+                self._own[name] = given
+            object.__setattr__(model, name, step)
+
+    def _recover(self) -> None:
+        model = self._model()
+        if model is not None:
+            self._strategy.executor.recover(model)
+
+    def _step(self, name: str) -> Callable[[Any], Any]:
         def replicated(data: Any) -> Any:
-            runner.build(model, name, data)
-            if name == "train_step":
-                rehearsal.look(data)
+            model = self._model()
+            assert model is not None
+            self._runner.build(model, name, data)
+            if self.must_build and not self._runner.traces_steps:
+                # A callback has called `compile`.
+                self.must_build = False
+                model._symbolic_build(data_batch=data)
             # Cleared once for all replicas, which share the layers' lists of
             # losses.
             model._clear_losses()
+            if name not in self._places:
+                draws = any(map(is_seed, model.variables))
+                rows_only = own_code.hands_rows_only(model)
+                self._places[name] = Places(
+                    draws, draws or not rows_only, self._recover
+                )
+                self._handed[name] = Handed(rows_only)
+            places, handed = self._places[name], self._handed[name]
             options = {}
-            if runner.looks_at_draws:
-                if name not in places:
-                    draws = any(map(is_seed, model.variables))
-                    places[name] = Places(draws, recover)
-                options["places"] = places[name]
-            return _run(model, name, runner, strategy, kinds, data, options)
+            if self._runner.looks_at_draws:
+                options["places"] = places
+            own = self._own.get(name)
+            result = _run(
+                model,
+                name,
+                own,
+                self._runner,
+                self._strategy,
+                data,
+                handed,
+                options,
+            )
+            if handed.is_unsure:
+                # The next step is split unevenly again.
+                places.is_open, handed.is_unsure = True, False
+            return result
 
         replicated.__name__ = name
+        setattr(replicated, REPLICATED, True)
         return replicated
-
-    return {name: step(name) for name in STEPS}
 
 
 def prepare_steps(model: keras.Model, is_new: bool) -> None:
@@ -94,23 +149,26 @@ def prepare_steps(model: keras.Model, is_new: bool) -> None:
 def _run(
     model: keras.Model,
     name: str,
+    own: Callable[[Any], Any] | None,
     runner: StepRunner,
     strategy: StrategyBase,
-    kinds: Kinds,
     data: Any,
+    handed: Handed,
     options: dict[str, Any],
 ) -> Any:
-    method = getattr(type(model), name)
-    is_of_keras = not overrides(type(model), name) and _has_own_metrics(model)
+    method = own or functools.partial(getattr(type(model), name), model)
+    is_of_keras = (
+        own is None
+        and not overrides(type(model), name)
+        and _has_own_metrics(model)
+    )
 
     def on_replica(replica: Replica, part: Any) -> Any:
-        with ReplicaStep(replica, runner, strategy, kinds) as step:
+        with ReplicaStep(replica, runner, strategy, model, handed) as step:
             is_predicting = name == "predict_step"
             step.counts_losses = not is_predicting
             step.ends_with_metrics = is_of_keras
-            watch = watched if kinds.is_first(name) else nullcontext
-            with watch(step):
-                result = method(model, part)
+            result = method(part)
             return _finish(step, result, join_rows=is_predicting)
 
     workers = strategy.executor.workers
@@ -135,6 +193,7 @@ def _has_own_metrics(model: keras.Model) -> bool:
 def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
     """Ends a step: commits assignments, and joins rows or averages logs."""
     flush(step)
+    step.replica.check_values(step.model, step.scope.state_mapping)
     known = [id(leaf) in step.results for leaf in nests.flatten(result)]
     if step.replica.is_only and not (join_rows or step.writes) and all(known):
         return result  # the same on all workers
@@ -143,19 +202,94 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         leaves, shares, writes = zip(*everyone, strict=True)
         step.commit(writes, shares)
         if join_rows:
-            each = step.exchange(list(zip(leaves, shares, strict=True)))
-            return exchange.join(result, each, exchange.mean_over_rows)
+            return _joined_rows(step, result, leaves, shares)
         logs = [list(values) for values in zip(*leaves, strict=True)]
-        unknown = [
-            index
-            for index, values in enumerate(logs)
-            if not known[index] and not exchange.is_row_shaped(values[0])
-        ]
-        means = step.means([(logs[i], list(shares)) for i in unknown])
-        found = dict(zip(unknown, means, strict=True))
-        return nests.pack(
-            result, [found.get(i, values[0]) for i, values in enumerate(logs)]
-        )
+        places = [i for i, is_known in enumerate(known) if not is_known]
+        values = [each[0] for each in logs]
+        if places:
+            names = _names_of(result, len(logs))
+            unknown = {f"the log {names[i]}": (logs[i], shares) for i in places}
+            found = _joined(step.strategy.executor, unknown)
+            for place, value in zip(places, found, strict=True):
+                values[place] = value
+        return nests.pack(result, values)
 
     own = (exchange.detached(result), step.share, step.writes)
     return step.replica.meet("the end of the step", end, own)
+
+
+def _joined_rows(
+    step: ReplicaStep, result: Any, leaves: Sequence[Any], shares: Any
+) -> Any:
+    """Returns a prediction: the rows of all replicas; numbers as in logs."""
+    everyone = list(zip(leaves, shares, strict=True))
+    have_rows = step.have_rows("the prediction", everyone)
+    merged = list(leaves[0])
+    with_rows = [i for i, has_rows in enumerate(have_rows) if has_rows]
+    each = step.exchange(
+        [([own[i] for i in with_rows], share) for own, share in everyone]
+    )
+    rows = exchange.join_leaves(
+        [own for own, _ in each],
+        [share for _, share in each],
+        exchange.mean_over_rows,
+    )
+    for place, value in zip(with_rows, rows, strict=True):
+        merged[place] = value
+    rest = [i for i, has_rows in enumerate(have_rows) if not has_rows]
+    if rest:
+        names = _names_of(result, len(merged))
+        others = {
+            f"the prediction{names[i]}": ([own[i] for own in leaves], shares)
+            for i in rest
+        }
+        found = _joined(step.strategy.executor, others)
+        for place, value in zip(rest, found, strict=True):
+            merged[place] = value
+    return nests.pack(result, merged)
+
+
+def _names_of(nest: Any, count: int) -> list[str]:
+    """Returns the path of each leaf of a nest."""
+    places = named_leaves(nests.pack(nest, list(range(count))))
+    return [path for path, _ in sorted(places, key=operator.itemgetter(1))]
+
+
+def _joined(
+    executor: Executor, given: Mapping[str, exchange.Column]
+) -> list[Any]:
+    """Returns means over rows of floats; other values have to be equal."""
+    means, equal = {}, {}
+    for name, column in given.items():
+        first = column[0][0]
+        if not exchange.is_row_shaped(first) and exchange.is_float(first):
+            means[name] = column
+        elif isinstance(first, int) or hasattr(first, "dtype"):
+            equal[name] = column
+            shapes = {tuple(getattr(x, "shape", ())) for x in column[0]}
+            if len(shapes) > 1 or None in min(shapes):
+                raise _apart(name, first)
+
+    def error(place: int) -> Exception:
+        name = list(equal)[place]
+        return _apart(name, equal[name][0][0])
+
+    agreed = exchange.agreed(list(equal.values()), executor, error)
+    found = dict(zip(equal, agreed, strict=True))
+    averages = exchange.means(list(means.values()), executor.workers)
+    found |= zip(means, averages, strict=True)
+    return [found.get(name, values[0]) for name, (values, _) in given.items()]
+
+
+def _apart(name: str, value: Any) -> ReplicaDivergenceError:
+    shape = tuple(getattr(value, "shape", ()))
+    dtype = getattr(value, "dtype", type(value).__name__)
+    error = ReplicaDivergenceError(
+        f"A step returned {name}, which is neither rows nor a float, and "
+        "differs between the replicas: each has only its own rows. Received: "
+        f"shape {shape}, dtype {dtype}. Expected in logs: a mean over rows as "
+        "a float, the `result()` of a `keras.metrics.Metric`, or the same "
+        "value on each replica, such as `keras_dist.sum_over_rows(x)`."
+    )
+    error.about = "metric", name
+    return error

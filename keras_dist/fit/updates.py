@@ -4,7 +4,6 @@ import functools
 import itertools
 import threading
 import warnings
-import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import keras
 
 from keras_dist.core import context
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import see_section
 from keras_dist.fit.metrics import leaves_of
@@ -24,9 +24,6 @@ from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica import exchange
 from keras_dist.replica import state
-
-# Optimizers whose gradients have been checked.
-_known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def update(
@@ -42,7 +39,7 @@ def update(
     those of metrics, this waits for metrics to travel with the gradients.
     """
     grads = list(grads)
-    warn_if_changed(step, optimizer, grads, variables)
+    _check_values(step)
     own = variables
     if own is None:
         own = trainable_variables(optimizer)
@@ -62,6 +59,11 @@ def update(
         update_now()
 
 
+def _check_values(step: state.ReplicaState) -> None:
+    if isinstance(step, state.ReplicaStep):
+        step.replica.check_values(step.model, step.scope.state_mapping)
+
+
 def _update_together(
     step: state.ReplicaState,
     optimizer: keras.optimizers.Optimizer,
@@ -73,8 +75,10 @@ def _update_together(
     riders = _riders(step) if carries else []
 
     def update_once(everyone: list[Any]) -> None:
-        gradients, shares, writes, leaves = zip(*everyone, strict=True)
-        step.check(writes)
+        gradients, shares, writes, leaves, trains = zip(*everyone, strict=True)
+        if any(each != trains[0] for each in trains):
+            raise _apart(step, optimizer, trains)
+        step.check(writes, shares)
         # The update starts from values that the forward pass assigned, as
         # spectral normalization does.
         step.commit([_of_trainable(own) for own in writes], shares)
@@ -104,7 +108,13 @@ def _update_together(
     step.replica.meet(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
-        (step.of_its_own(grads), step.share, step.writes, leaves_of(riders)),
+        (
+            step.of_its_own(grads),
+            step.share,
+            step.writes,
+            leaves_of(riders),
+            None if variables is None else [id(each) for each in variables],
+        ),
     )
     for key in _of_trainable(step.writes):
         del step.writes[key]
@@ -119,7 +129,9 @@ def _riders(step: state.ReplicaState) -> list[Any]:
     waiting, dtypes = list(step.updates), step.runner.carried_dtypes
 
     def is_light(update: Any) -> bool:
-        return all(exchange.is_light(leaf, dtypes) for leaf in update.leaves)
+        return update.place is None and all(
+            exchange.is_light(leaf, dtypes) for leaf in update.leaves
+        )
 
     riders = list(itertools.takewhile(is_light, waiting))
     step.updates = waiting[len(riders) :]
@@ -149,6 +161,23 @@ def _summed(
     return reduced, exchange.with_gradients(group, entries, merge, send)
 
 
+def _apart(
+    step: state.ReplicaState,
+    optimizer: keras.optimizers.Optimizer,
+    trains: Sequence[list[int] | None],
+) -> ReplicaDivergenceError:
+    counts = [None if ids is None else len(ids) for ids in trains]
+    return ReplicaDivergenceError(
+        f"Replicas gave optimizer '{optimizer.name}' the gradients of "
+        f"different variables. Received: {counts} variables, by replica, or "
+        "others of them. Each replica runs the step once, so a count in a "
+        "Python attribute rises by "
+        f"{len(trains)} in each step. Expected: the same variables on each "
+        "replica. Decide by `optimizer.iterations`, by a count that a "
+        "callback keeps, or outside of the step."
+    )
+
+
 def _check_gradients_add_up(
     step: state.ReplicaState, variables: Sequence[keras.Variable]
 ) -> None:
@@ -168,37 +197,7 @@ def _check_gradients_add_up(
 
 
 def _of_trainable(writes: state.Writes) -> state.Writes:
-    return {key: pair for key, pair in writes.items() if pair[0].trainable}
-
-
-def warn_if_changed(
-    step: state.ReplicaState,
-    optimizer: keras.optimizers.Optimizer,
-    gradients: Sequence[Any],
-    variables: Sequence[keras.Variable] | None,
-) -> None:
-    """Warns once per optimizer of gradients that `train_step` changed."""
-    if not isinstance(step, state.ReplicaStep) or optimizer in _known:
-        return
-    if not step.looks_at_gradients:
-        # The next step remembers its gradients, so that they can be compared.
-        step.kinds.looks_at_gradients = True
-        return
-    step.kinds.looks_at_gradients = False
-    _known.add(optimizer)
-    if not step.replica.has_changed(step, gradients, variables or ()):
-        return
-    warnings.warn(
-        f"Optimizer '{optimizer.name}' was given gradients that `train_step` "
-        "has changed. In `train_step`, gradients come from one replica's "
-        "rows. Their sum over replicas is computed later, in "
-        "`optimizer.apply`. So a change that is not linear (clipping by "
-        "norm, signs) gives other numbers than on one device. Make the "
-        "change in the `apply` of a subclass of the optimizer, which gets "
-        "the sum, or use the optimizer's `clipnorm`, `global_clipnorm` or "
-        "`clipvalue`.",
-        stacklevel=2,
-    )
+    return {key: each for key, each in writes.items() if each[0].trainable}
 
 
 class _Here(threading.local):
@@ -223,7 +222,7 @@ def hook_apply(
             _look_at(self, trainable_variables)
         with context.replaced(_here, applies=True):
             original(self, grads, trainable_variables)
-    elif not step.is_rehearsal:
+    else:
         update(step, self, original, grads, trainable_variables)
 
 

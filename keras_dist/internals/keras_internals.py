@@ -338,6 +338,11 @@ def name_like(variable: keras.Variable, other: keras.Variable) -> None:
     variable._path = other.path
 
 
+def set_aggregation(variable: keras.Variable, aggregation: str) -> None:
+    """Changes what a variable was declared with."""
+    variable._aggregation = aggregation
+
+
 def set_value(variable: keras.Variable, value: Any) -> None:
     """Replaces the framework's value of a variable; `None` frees it."""
     variable._value = value

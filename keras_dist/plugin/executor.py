@@ -269,6 +269,24 @@ class Executor(ABC):
             if not _is_equal(first, other):
                 raise error()
 
+    def refuse(
+        self, flags: Sequence[Any], error: Callable[[int], Exception]
+    ) -> None:
+        """Raises an error for the first flag that is not zero.
+
+        Args:
+            flags: Sequence of scalar tensors, the same on all workers.
+            error: Callable from a flag's place to the exception.
+        """
+        for place, flag in enumerate(flags):
+            if float(flag):
+                raise error(place)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Returns the error of `refuse` that a framework's error tells of,
+        else the error itself."""
+        return error
+
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         """Returns methods that replace the model's own, on this instance only.
 

@@ -17,6 +17,8 @@ import keras
 
 # The methods of a model that run one step of `fit`, `evaluate` and `predict`.
 STEPS = ("train_step", "test_step", "predict_step")
+# The attribute of such a method that stands for a model's own.
+REPLICATED = "_keras_dist_replicated"
 # The attribute of a model that holds what `bound` returns.
 BOUND = "_keras_dist_binding"
 
@@ -24,6 +26,11 @@ BOUND = "_keras_dist_binding"
 def bound(model: keras.Model) -> Any:
     """Returns a model's link to its strategy; `None` for a plain model."""
     return model.__dict__.get(BOUND)
+
+
+def is_replicated(method: Any) -> bool:
+    """Returns whether a step runs a model's own on replicas."""
+    return hasattr(method, REPLICATED)
 
 
 @dataclass(frozen=True)

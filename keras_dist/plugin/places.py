@@ -6,6 +6,7 @@ after another there: the first goes by sizes, and at the first meeting all have
 drawn. If sizes were wrong, the step begins anew.
 """
 
+import itertools
 import warnings
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -30,13 +31,18 @@ class Places:
     """The facts that are known of the draws of one of a model's steps.
 
     Args:
+        draws: Boolean, whether the model has generators of draws.
         is_open: Boolean, whether the first step is to be split unevenly.
         recover: Callable that makes the model ready for a step again.
     """
 
     def __init__(
-        self, is_open: bool, recover: Callable[[], None] = lambda: None
+        self,
+        draws: bool,
+        is_open: bool,
+        recover: Callable[[], None] = lambda: None,
     ) -> None:
+        self.draws = draws
         self.is_open = is_open
         self.recover = recover
         # Whether replicas compare what they draw, in the step that runs.
@@ -50,6 +56,29 @@ class Places:
         self._guesses: dict[str, int | None] = {}
         self._told: set[str] = set()
         self.begin([])
+
+    def shift(self, edges: list[int]) -> bool:
+        """Makes equal shares differ by moving a row, in an open step.
+
+        Args:
+            edges: List with the first row of each share, and the end.
+
+        Returns:
+            Boolean, whether they have changed.
+        """
+        sizes = {stop - start for start, stop in itertools.pairwise(edges)}
+        if not self.is_open or len(edges) < 3:
+            return False
+        if max(sizes) > 1:
+            if len(sizes) > 1:
+                return False
+            edges[1] += 1
+            return True
+        if not self.draws:
+            return False
+        # One replica gets all of the few rows.
+        edges[1:] = [edges[-1]] * (len(edges) - 1)
+        return edges[-1] > 1
 
     def begin(self, lengths: Sequence[int]) -> None:
         """Begins a step in which replicas have these numbers of rows."""

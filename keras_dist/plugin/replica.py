@@ -72,6 +72,8 @@ class ReplicaGroup:
     shares: tuple[Share, ...] = ()  # of each worker
     # By warning, the first replica that gave it.
     said: dict[Any, int] = field(default_factory=dict, compare=False)
+    # What replicas have assigned alike, by variable.
+    agreed: dict[int, Any] = field(default_factory=dict, compare=False)
 
 
 ALONE = ReplicaGroup()
@@ -236,20 +238,14 @@ class Replica(ABC):
                 such as the body of a loop.
         """
 
-    def has_changed(
-        self,
-        state: Any,
-        gradients: Sequence[Any],
-        variables: Sequence[keras.Variable],
-    ) -> bool:
-        """Returns whether gradients certainly differ from those computed.
+    def check_values(self, model: keras.Model, values: dict[int, Any]) -> None:
+        """Refuses values of variables that were changed in place.
 
         Args:
-            state: The `ReplicaState` that this replica runs in.
-            gradients: Sequence of tensors or `None`.
-            variables: Sequence of the gradients' variables; may be empty.
+            model: The `keras.Model` whose step runs.
+            values: Dict from the `id` of a variable to what was read of it, or
+                assigned.
         """
-        return False
 
     def committed(self) -> None:
         """Called when values written in place are every replica's."""

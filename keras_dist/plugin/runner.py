@@ -103,23 +103,6 @@ class ReplicaRunner(ABC):
         """
         return contextlib.nullcontext()
 
-    def probing(
-        self, layer: keras.Layer | None = None
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context to call a layer again in, without gradients.
-
-        Computation inside runs at once, so that results have values. Workers
-        enter it together, and may call the layer unequally often.
-
-        Args:
-            layer: The layer, or `None` to call none.
-        """
-        return contextlib.nullcontext()
-
-    def may_probe(self, layer: keras.Layer) -> bool:
-        """Returns false if calling a layer for a warning costs too much."""
-        return True
-
     def building(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context to make variables in, in the middle of a step."""
         return contextlib.nullcontext()
@@ -139,7 +122,6 @@ class StepRunner(ReplicaRunner):
         self,
         fn: Callable[[Replica, Any], T],
         batch: Any,
-        is_whole: bool = False,
         *,
         places: Places | None = None,
     ) -> list[T]:
@@ -149,7 +131,6 @@ class StepRunner(ReplicaRunner):
             fn: Callable. May use the replica's meetings.
             batch: Nested structure of arrays, rows along axis 0. Each replica
                 gets all of the leaves without rows.
-            is_whole: Boolean, whether the first replica gets all rows.
             places: The step's `keras_dist.plugin.places.Places`, given to
                 runners that ask for them by `looks_at_draws`.
 
@@ -167,7 +148,3 @@ class StepRunner(ReplicaRunner):
             batch: The global batch, as for `run`.
         """
         return  # AutoGraph can't convert a function without a statement
-
-    def rehearsing(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context to call a step in without side effects."""
-        return contextlib.nullcontext()

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_dist.core import context
 from keras_dist.core.rows import scaled
+from keras_dist.replica.replica_context import get_replica_context
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_step
@@ -107,6 +108,49 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     if call is None:
         return total
     return total / call.strategy.num_replicas_in_sync
+
+
+def sum_over_rows(values: Any) -> Any:
+    """Sums a tensor over the rows of the global batch.
+
+    In `fit` and `strategy.run`, each replica gets the sum over the rows of all
+    replicas, which meet for it. Without replicas, on one device and in `fit`
+    on JAX, it is `keras.ops.sum(values, axis=0)`. Gradients flow through it.
+
+    Args:
+        values: Tensor of shape `(rows, ...)`, of this replica's rows.
+
+    Returns:
+        Tensor of shape `(...)`, in the dtype of `keras.ops.sum`.
+
+    Raises:
+        ValueError: If `values` is a scalar.
+
+    Example:
+
+    >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    >>> rows = keras_dist.PerReplica([np.array([1.0, 2.0]), np.array([6.0])])
+    >>> sums = strategy.run(keras_dist.sum_over_rows, (rows,))
+    >>> [float(each) for each in sums.values]
+    [9.0, 9.0]
+    """
+    if not isinstance(values, keras.KerasTensor):
+        values = ops.convert_to_tensor(values)
+    if not len(values.shape):
+        raise ValueError(
+            "values must have at least one axis, the axis of rows. Received: "
+            f"a scalar, {values!r}. Expected: shape (rows, ...), one value or "
+            "more for each row, which this function sums."
+        )
+    own = ops.sum(values, axis=0)
+    step = current_step()
+    if step is not None:
+        return step.replica.all_sum("a sum over rows", step.share.keep(own))
+    if current_call() is None:
+        return own
+    context = get_replica_context()
+    assert context is not None
+    return context.all_reduce("SUM", own)
 
 
 def _check_place(name: str) -> None:

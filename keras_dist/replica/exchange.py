@@ -1,7 +1,6 @@
 """Joins replicas' rows, means, sums and writes into those of one device."""
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -14,14 +13,14 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
-from keras_dist.internals import keras_random
+from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
 Combine = Callable[[list[Any], list[Share]], Any]
-# From the variable's id to the variable and the value it was given.
-Writes = dict[int, tuple[Any, Any]]
+# The values of the replicas here, and their shares.
+Column = tuple[list[Any], Sequence[Share]]
 
 
 def detached(value: Any) -> list[Any]:
@@ -53,6 +52,13 @@ class RowCount:
 
     def __init__(self, rows: Any) -> None:
         self.rows = rows
+
+
+class Common:
+    """A value that is the same on each replica of all workers."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 def mean_or_count(values: list[Any], shares: list[Share]) -> Any:
@@ -111,7 +117,7 @@ def _join_leaf(parts: list[Any], shares: list[Share], combine: Combine) -> Any:
         if masks[0] is not None:
             keras_internals.set_mask(merged, concat_rows(masks, shares))
         return merged
-    if first is None or isinstance(first, (str, bool)):
+    if first is None or isinstance(first, (str, bool, Common)):
         return first
     return combine(parts, shares)
 
@@ -131,11 +137,28 @@ def is_row_shaped(value: Any) -> bool:
     return len(getattr(value, "shape", ())) > 0
 
 
-def may_be_rows(size: int | None, rows: Any) -> bool:
-    """Returns whether an axis may have one or several values for each row."""
-    if size is None or not isinstance(rows, int):
-        return size is None
-    return size % max(rows, 1) == 0
+def check_other_axes(
+    what: str, parts: Sequence[Any], executor: Executor
+) -> None:
+    """Refuses parts that differ in size along an axis that is not the first."""
+    sizes = [tuple(part.shape[1:]) for part in parts]
+    if None not in sizes[0] and len(set(sizes)) == 1:
+        return
+    error = ReplicaDivergenceError(
+        f"Replicas gave {what} arrays with rows, whose sizes along another "
+        f"axis depend on their number of rows. Received: shapes "
+        f"{[tuple(part.shape) for part in parts]}. Expected: arrays that can "
+        "be concatenated. Values of pairs of rows need all rows: compute them "
+        "in a `keras.losses.Loss` or in the `update_state` of a "
+        "`keras.metrics.Metric`, which get the rows of all replicas, or from "
+        "`keras_dist.get_replica_context().all_gather(x, axis=0)`."
+    )
+    if None in sizes[0]:
+        shapes = [ops.convert_to_tensor(ops.shape(x)[1:]) for x in parts]
+        flags = [_differ(shapes[0], each) for each in shapes[1:]]
+        executor.refuse(flags, lambda _: error)
+    else:
+        raise error
 
 
 def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
@@ -268,48 +291,65 @@ def _is_bool(value: Any) -> bool:
     return bool(keras.backend.standardize_dtype(value.dtype) == "bool")
 
 
-def by_variable(
-    writes: Sequence[Writes], shares: Sequence[T]
-) -> Iterator[tuple[keras.Variable, list[Any], list[T]]]:
-    """Yields each variable with its values and the shares of their replicas."""
-    written = {key: own[key][0] for own in writes for key in own}
-    for key, variable in written.items():
-        given = [
-            (own[key][1], share)
-            for own, share in zip(writes, shares, strict=True)
-            if key in own
-        ]
-        yield variable, [v for v, _ in given], [share for _, share in given]
-
-
-def check_integers(variable: Any, values: list[Any]) -> None:
-    """Refuses integers that differ between replicas: they have no mean."""
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    if "float" in dtype or keras_random.is_seed(variable):
-        return
-    variable.distribute_strategy.executor.check_equal(
-        values,
-        lambda: ReplicaDivergenceError(
-            f"Variable '{variable.path}' of dtype '{dtype}' was assigned "
-            "different values by the replicas of a step, because each "
-            "replica sees only its own rows. Expected: the same value on "
-            "each replica. Count in a metric, whose updates see all rows, or "
-            "use a float variable, which gets the mean over rows."
-        ),
-    )
-
-
-def totals(
-    given: Sequence[tuple[Any, list[Any], list[Share]]], workers: Workers | None
-) -> list[Any]:
-    """Returns the new values of variables that every replica has added to."""
-    before = [ops.convert_to_tensor(variable) for variable, _, _ in given]
-    added = [
-        sum_over_replicas(
-            [ops.convert_to_tensor(value) - old for value in values], shares
-        )
-        for old, (_, values, shares) in zip(before, given, strict=True)
+def means(given: Sequence[Column], workers: Workers | None) -> list[Any]:
+    """Returns means over all rows, in at most one collective; of values that
+    are no floats, the first replica's."""
+    if workers is None:
+        return [mean_over_rows(values, list(of)) for values, of in given]
+    floats = [g for g in given if is_float(g[0][0])]
+    parts = [sum_over_rows(values, list(shares)) for values, shares in floats]
+    totals = iter(workers.sum(parts) if parts else [])
+    return [
+        next(totals) if is_float(values[0]) else values[0]
+        for values, _ in given
     ]
+
+
+def agreed(
+    given: Sequence[Column],
+    executor: Executor,
+    error: Callable[[int], Exception],
+) -> list[Any]:
+    """Returns the values that all replicas with rows have, which are compared.
+
+    Args:
+        given: Sequence with the values of several things, of one shape each.
+        executor: `Executor` of the strategy.
+        error: Callable from the place of a thing to the exception.
+    """
+    if not given:
+        return []
+    found, differ = [], []
+    for values, shares in given:
+        tensors = [ops.convert_to_tensor(value) for value in values]
+        first = tensors[-1]
+        pairs = list(zip(tensors, shares, strict=True))
+        for value, share in reversed(pairs):
+            first = share.either(value, first)
+        found.append(first)
+        flags = [_differ(first, share.either(x, first)) for x, share in pairs]
+        differ.append(sum(flags[1:], flags[0]))
+    workers = executor.workers
     if workers is not None:
-        added = workers.sum(added)
-    return [old + new for old, new in zip(before, added, strict=True)]
+        chiefs = workers.broadcast(found)
+        rows = sum(share.rows for share in given[0][1])
+        here = Share(rows, 1)  # that of the worker
+        differ = [
+            flag + _differ(value, here.either(own, value))
+            for flag, value, own in zip(differ, chiefs, found, strict=True)
+        ]
+        found, differ = chiefs, workers.sum(differ)
+    executor.refuse(differ, error)
+    return found
+
+
+def _differ(one: Any, other: Any) -> Any:
+    """Returns 1.0 if tensors differ, floats by more than rounding, else 0.0."""
+    same = ops.equal(one, other)
+    if is_float(one):
+        gap, size = ops.abs(one - other), ops.abs(one)
+        size = ops.where(ops.isfinite(size), size, ops.zeros_like(size))
+        near = gap <= 1e-4 * ops.max(size, initial=0)
+        both = ops.logical_and(ops.isnan(one), ops.isnan(other))
+        same = ops.logical_or(same, ops.logical_or(near, both))
+    return ops.cast(ops.logical_not(ops.all(same)), "float32")

@@ -20,23 +20,20 @@ from keras import ops
 from keras_dist.core import context
 from keras_dist.core.context import replaced
 from keras_dist.core.rows import Share
-from keras_dist.errors import MetricMergeError
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import opened
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.replica import assigned
+from keras_dist.replica.assigned import Assigned
 from keras_dist.replica.exchange import Combine
 from keras_dist.replica.exchange import Entry
-from keras_dist.replica.exchange import Writes as Writes
-from keras_dist.replica.exchange import by_variable
-from keras_dist.replica.exchange import check_integers
-from keras_dist.replica.exchange import is_float
+from keras_dist.replica.exchange import check_other_axes
 from keras_dist.replica.exchange import mean_over_rows
-from keras_dist.replica.exchange import sum_over_rows
-from keras_dist.replica.exchange import totals
 from keras_dist.replica.exchange import with_other_workers
+from keras_dist.replica.handed import Handed
+from keras_dist.replica.handed import sizes_of
 from keras_dist.replica.strategy_core import StrategyBase
-from keras_dist.replica.sums import Kind
 
 
 class _ReplicaOfThread(threading.local):
@@ -48,6 +45,8 @@ class _ReplicaOfThread(threading.local):
 
 # For code that each step runs very often, in place of the functions below.
 of_thread = _ReplicaOfThread()
+# By the id of a variable: it, and what a replica gave it.
+Writes = dict[int, Any]
 
 
 def current_step() -> "ReplicaStep | None":
@@ -133,8 +132,6 @@ class ReplicaScope(LayerScope):
 class ReplicaState(ABC):
     """One replica's reads and writes while it runs; a context manager."""
 
-    # Whether its results are dropped.
-    is_rehearsal = False
     # Whether nothing follows the update by an optimizer but Keras' metrics.
     ends_with_metrics = False
     # That update, while it waits for metrics, to meet others but once.
@@ -150,6 +147,8 @@ class ReplicaState(ABC):
         self.strategy = strategy
         self.scope = ReplicaScope(self)
         self.writes: Writes = {}
+        # Ids of those that were assigned and not only added to.
+        self.set_anew: set[int] = set()
 
     @property
     def share(self) -> Share:
@@ -172,7 +171,7 @@ class ReplicaState(ABC):
     def _entered(self) -> contextlib.AbstractContextManager[None]:
         """Makes this replica the thread's current one."""
 
-    def check(self, writes: Sequence[Writes]) -> None:
+    def check(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         """Raises an error if replicas' assignments can't be combined."""
 
     @abstractmethod
@@ -241,11 +240,14 @@ class ReplicaStep(ReplicaState):
         replica: Replica,
         runner: ReplicaRunner,
         strategy: StrategyBase,
-        kinds: Any,
+        model: keras.Model,
+        handed: Handed,
     ) -> None:
         super().__init__(replica, runner, strategy)
-        self.kinds = kinds
-        self.looks_at_gradients = kinds.looks_at_gradients
+        self.model = model
+        self.handed = handed
+        # How often something was handed over.
+        self._places: dict[str, int] = {}
         # Ids of variables that every replica gives the same value.
         self.alike: set[int] = set()
         self.updates: list[Any] = []
@@ -255,8 +257,6 @@ class ReplicaStep(ReplicaState):
         self.results: dict[int, Any] = {}
         # Whether a loss returned a value for each row of the global batch.
         self.has_global_rows = False
-        # By layer and training, the number of added losses.
-        self.terms_seen: dict[Any, int] = {}
         self.counts_losses = True
 
     @contextlib.contextmanager
@@ -264,75 +264,53 @@ class ReplicaStep(ReplicaState):
         with context.in_replica(self.strategy), replaced(of_thread, step=self):
             yield
 
-    def check(self, writes: Sequence[Writes]) -> None:
-        for variable, values, _ in by_variable(writes, writes):
-            if variable.synchronization == "on_read":
-                raise MetricMergeError(
-                    f"Metric state '{variable.path}' was changed on several "
-                    "replicas by a metric that the model does not know, so "
-                    "its updates were not gathered. Make the metric an "
-                    "attribute of the model or pass it to `compile`."
-                )
-            if not self._is_sum(variable):
-                check_integers(variable, values)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        # Autograd may keep this object, and the model what autograd has.
+        del self.model
+
+    def check(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+        if any(writes):
+            known = self.replica.group.agreed
+            executor = self.strategy.executor
+            assigned.check(writes, shares, self.alike, executor, known)
 
     def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
         if not any(writes):
             return
-        # Checked before any assignment, so that an error changes no variable.
-        self.check(writes)
-        given = list(by_variable(writes, shares))
-        sums = [g for g in given if self._is_sum(g[0])]
-        means = [
-            g
-            for g in given
-            if id(g[0]) not in self.alike and not self._is_sum(g[0])
-        ]
-        changed = totals(sums, self.replica.group.workers) if sums else []
-        changed += self.means([(values, of) for _, values, of in means])
-        values_of = {
-            id(variable): value
-            for (variable, _, _), value in zip(
-                [*sums, *means], changed, strict=True
-            )
-        }
-        for variable, values, _ in given:
-            variable.assign(values_of.get(id(variable), values[0]))
-
-    def _is_sum(self, variable: Any) -> bool:
-        kind = self.kinds.variables.get(variable)
-        return kind is Kind.SUM and not variable.trainable
+        executor = self.strategy.executor
+        # Found before any assignment, so that an error changes no variable.
+        known = self.replica.group.agreed
+        found = assigned.combined(writes, shares, self.alike, executor, known)
+        for variable, value in found:
+            variable.assign(value)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         key = id(variable)
-        if key not in self.alike and not self.kinds.variables.get(variable):
-            self.kinds.learn_variable(self, variable)
         held = self.replica.hold(variable, value)
         if held is not None:
             self.scope.state_mapping[key] = held
-            self.writes[key] = (variable, held)
-
-    def means(
-        self, given: Sequence[tuple[list[Any], list[Share]]]
-    ) -> list[Any]:
-        """Returns means over all rows, in at most one collective; of values
-        that are no floats, the first replica's."""
-        workers = self.replica.group.workers
-        if workers is None:
-            return [mean_over_rows(values, shares) for values, shares in given]
-        floats = [g for g in given if is_float(g[0][0])]
-        parts = [sum_over_rows(values, shares) for values, shares in floats]
-        totals = iter(workers.sum(parts) if parts else [])
-        return [
-            next(totals) if is_float(values[0]) else values[0]
-            for values, _ in given
-        ]
+            adds = key not in self.set_anew
+            self.writes[key] = Assigned(variable, held, adds)
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
         self.alike.update(map(id, variables))
 
-    def differentiated(self, targets: Any) -> None:
-        """Notes losses whose gradients were asked for, in a rehearsal."""
+    def have_rows(self, what: str, everyone: Sequence[Entry]) -> list[bool]:
+        """Returns which leaves of replicas have rows, in a meeting."""
+        sizes = [(sizes_of(leaves), share) for leaves, share in everyone]
+        workers = self.replica.group.workers
+        have_rows = self.handed.have_rows(what, sizes, workers)
+        leaves = zip(*(leaves for leaves, _ in everyone), strict=True)
+        for parts, has_rows in zip(leaves, have_rows, strict=True):
+            if has_rows and len(parts[0].shape) > 1:
+                check_other_axes(what, parts, self.strategy.executor)
+        return have_rows
+
+    def place(self, what: str) -> str:
+        """Returns a name for what a step hands over, unique in the step."""
+        count = self._places[what] = self._places.get(what, 0) + 1
+        return f"{what} ({count})"
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """Has code inside run on gathered rows, as on one device."""

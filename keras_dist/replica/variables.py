@@ -107,6 +107,9 @@ class DistributedVariable(keras.Variable):
             return self._write_in_replica(call, method, value)
         if keras_internals.stateless_scope() is not None:
             # The scope of a step of `fit`, or the user's own.
+            step = of_thread.step
+            if step is not None and method == "assign":
+                step.set_anew.add(id(self))
             return super().assign(written(self, method, value))
         if isinstance(value, PerReplica):
             raise ValueError(

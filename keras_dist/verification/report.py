@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from keras_dist.errors import NumbersDifferError
@@ -61,6 +62,8 @@ class Difference:
             f"{self.kind} '{self.name}' in step {self.step} of {self.phase}, "
             f"a batch of {self.rows} rows: "
         )
+        if np.isnan(self.one_device) and np.isnan(self.strategy):
+            return f"{where}replicas differ"
         if self.only == "strategy":
             return (
                 f"{where}{self.strategy:.6g} under the strategy, and no such "

@@ -12,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.fit import own_code
 from keras_dist.fit.draws import drawing_hooks
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
@@ -293,6 +294,7 @@ def copies_of(
         keras_internals.set_name_counts({})
         set_random_state(backend, state)
         copy = Copy(make, scope)
+        own_code.found_equal(copy.model)  # the report tells what is not
         copy.build(batch)
         if isinstance(model, keras.Model) and model.built:
             copies.check_copy(copy.model, model)

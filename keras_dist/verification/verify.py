@@ -1,22 +1,19 @@
 """`verify`: runs both copies of a model and reports the differences."""
 
 import contextlib
-import functools
 import json
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit import hooks
+from keras_dist.fit import own_code
 from keras_dist.internals import keras_internals
-from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.membership import alone_on_purpose
 from keras_dist.plugin.randomness import kept_random_state
@@ -74,7 +71,10 @@ def verify(
         report = trial.report(
             name or own.model.name, repr(strategy).strip("<>")
         )
-    return _agreed(report, strategy.executor.workers)
+    report = _agreed(report, strategy.executor.workers)
+    if report.same and isinstance(model, keras.Model):
+        own_code.found_equal(model)
+    return report
 
 
 def _agreed(report: Report, workers: Workers | None) -> Report:
@@ -109,7 +109,7 @@ class Trial:
         self._batches = batches
         self._tolerance = compare.Tolerance.of(own.model)
         self._found: list[Difference] = []
-        self._adding: list[str] = []
+        self._phase = "predict"
         self._is_random = False
         self._doubles: bool | None = None
         # Names of variables whose gradients are rounding.
@@ -124,24 +124,30 @@ class Trial:
                 f"Every batch had the same number of rows for each of {parts} "
                 "replicas: uneven batches were not compared."
             )
-        with (
-            _noting_losses(self._adding),
-            warnings.catch_warnings(),
-        ):
-            # The report tells the differences that these warnings predict.
-            warnings.filterwarnings("ignore", ".* couples the rows of a batch")
+        try:
             self._without_training("predict")
             self._without_training("evaluate")
             keeps_order = self._gradients()
             self._training(keeps_order)
             self._double(self._own.evaluate, "evaluate")
+        except ReplicaDivergenceError as error:
+            if error.about is None:
+                raise
+            rows, nan = self._batches[0].rows, np.nan
+            self._found.append(
+                Difference(
+                    *error.about, self._phase, 0, rows, nan, nan, np.inf, 0.0
+                )
+            )
+            self._notes.append(str(error))
 
     def report(self, model: str, strategy: str) -> Report:
         """Returns the report on the named model and strategy."""
         first, cause = self._first, None
         if first is not None:
             own, random = self._own.model, self._is_random
-            cause = cause_of(first, own, random, self._doubles, self._adding)
+            adding = own_code.adding(own)
+            cause = cause_of(first, own, random, self._doubles, adding)
         return Report(
             model,
             strategy,
@@ -158,6 +164,7 @@ class Trial:
         return next((each for each in self._found if each.differs), None)
 
     def _without_training(self, name: str) -> None:
+        self._phase = name
         # An uneven batch, if there is one.
         parts = self._num_replicas
         uneven = [i for i, b in enumerate(self._batches) if b.rows % parts]
@@ -180,6 +187,7 @@ class Trial:
 
     def _gradients(self) -> bool:
         """Compares first steps; returns false if the order of rows matters."""
+        self._phase = "gradients"
         own, other = self._own, self._other
         kept, others = own.recorders(), other.recorders()
         keeps_order = True
@@ -213,6 +221,7 @@ class Trial:
         return keeps_order
 
     def _training(self, keeps_order: bool) -> None:
+        self._phase = "training"
         own = self._own.train(self._batches)
         noisy: list[RecordedStep | None] = [None] * len(own)
         turned = [batch.reordered() for batch in self._batches]
@@ -277,16 +286,3 @@ def _by_layer(found: list[Difference]) -> tuple[tuple[str, float], ...]:
     wrong = [d for d in found if d.kind == "gradient" and d.differs]
     pairs = [(d.name, d.relative) for d in wrong if d.step == wrong[0].step]
     return tuple(sorted(pairs, key=lambda pair: -pair[1]))
-
-
-def _noting_losses(names: list[str]) -> AbstractContextManager[Any]:
-    """Collects the user's layers that call `add_loss` inside of the context."""
-    original = keras.Layer.add_loss
-
-    @functools.wraps(original)
-    def add_loss(self: Any, loss: Any) -> None:
-        if not is_of_keras(type(self)):
-            names.append(f"layer '{self.name}'")
-        original(self, loss)
-
-    return mock.patch.object(keras.Layer, "add_loss", add_loss)

@@ -1,7 +1,5 @@
 """What several replicas can't compute right is refused, by name."""
 
-import contextlib
-
 import keras
 import numpy as np
 import pytest
@@ -63,57 +61,27 @@ def _keeping(num_replicas, layer, **options):
     return model
 
 
-def _says_so(name):
-    if SEES_ALL_ROWS:
-        return contextlib.nullcontext()
-    return pytest.warns(
-        UserWarning,
-        match=f"assigns variable '.*/{name}' in its `call`.*neither the sum "
-        "nor the mean.*mean over rows of the replicas' values",
-    )
-
-
-@pytest.mark.parametrize("num_replicas", [2, 3])
-def test_a_float_state_gets_the_mean_over_rows(num_replicas):
-    data = models.table(7)
-    model = _keeping(num_replicas, Largest)
-    with _says_so("largest"):
-        model.fit(**data, batch_size=7, **FIT)
-    parts = [data["x"]]
-    if not SEES_ALL_ROWS:
-        # Replica r has the rows from ceil(7 r / n) on.
-        edges = [-(-7 * r // num_replicas) for r in range(1, num_replicas)]
-        parts = np.split(data["x"], edges)
-    largest = [part.max() for part in parts]
-    expected = np.average(largest, weights=[len(part) for part in parts])
-    np.testing.assert_allclose(
-        to_numpy(model.layers[0].largest), expected, rtol=1e-6
-    )
-
-
 @pytest.mark.runs_on("jax", "tensorflow", "torch")
 @pytest.mark.parametrize(
     "eager", [False, True] if BACKEND == "tensorflow" else [False]
 )
 @pytest.mark.parametrize("num_replicas", [2, 3])
-def test_an_integer_state_that_differs(num_replicas, eager):
-    model = _keeping(num_replicas, IntegerLargest, run_eagerly=eager)
+@pytest.mark.parametrize("layer", [Largest, IntegerLargest])
+def test_a_state_that_differs(layer, num_replicas, eager):
+    model = _keeping(num_replicas, layer, run_eagerly=eager)
     data = models.table(7)
+    state = model.layers[0].non_trainable_variables[-1]
     if SEES_ALL_ROWS:
         model.fit(**data, batch_size=7, **FIT)
-        largest = int(1000 * data["x"].max())
-        assert to_numpy(model.layers[0].thousands) == largest
+        largest = data["x"].max()
+        if layer is IntegerLargest:
+            largest = int(1000 * largest)
+        np.testing.assert_allclose(to_numpy(state), largest, rtol=1e-6)
         return
-    error = keras_dist.ReplicaDivergenceError
-    if BACKEND == "tensorflow" and not eager:
-        # Values are known when the graph runs, which raises its own.
-        import tensorflow as tf
-
-        error = tf.errors.InvalidArgumentError
     before = state_of(model)
-    with (
-        _says_so("thousands"),
-        pytest.raises(error, match="/thousands.*of dtype.*use a float"),
+    with pytest.raises(
+        keras_dist.ReplicaDivergenceError,
+        match=f"{state.name}.*dtype {state.dtype}.*aggregation='mean'",
     ):
         model.fit(**data, batch_size=7, **FIT)
     assert_same(state_of(model), before, rtol=0, atol=0)

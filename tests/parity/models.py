@@ -5,6 +5,8 @@ import numpy as np
 from keras import layers
 from keras import ops
 
+import keras_dist
+
 WORDS, LENGTH = 9, 6
 
 
@@ -204,11 +206,12 @@ class RowSums(layers.Layer):
             initializer="zeros",
             dtype="int32",
             trainable=False,
+            aggregation="sum",
         )
 
     def call(self, x):
         self.rows.assign_add(ops.cast(ops.shape(x)[0], "int32"))
-        self.add_loss(0.1 * ops.sum(ops.square(x)))
+        self.add_loss(0.1 * ops.sum(keras_dist.sum_over_rows(ops.square(x))))
         self.add_loss(0.1 * ops.mean(ops.abs(x)))
         self.add_loss(0.1 * ops.sum(ops.square(x), axis=-1))
         return x

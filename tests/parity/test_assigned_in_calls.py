@@ -5,7 +5,9 @@ import pytest
 from keras import layers
 from keras import ops
 
+import keras_dist
 from parity import models
+from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import scope
@@ -18,7 +20,7 @@ FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 class Watches(layers.Layer):
     """Keeps numbers about the rows that it has seen."""
 
-    shape, dtypes = (), ("float32", "int32")
+    shape, dtypes, aggregation = (), ("float32", "int32"), "sum"
 
     def build(self, input_shape):
         self.seen = [
@@ -28,6 +30,7 @@ class Watches(layers.Layer):
                 dtype=dtype,
                 initializer="zeros",
                 trainable=False,
+                aggregation=self.aggregation,
             )
             for dtype in self.dtypes
         ]
@@ -58,6 +61,8 @@ class Some(Watches):
 class Steps(Watches):
     """What every replica counts alike."""
 
+    aggregation = "none"
+
     def see(self, x, variable):
         variable.assign_add(ops.ones((), variable.dtype))
 
@@ -65,20 +70,37 @@ class Steps(Watches):
 class Average(Watches):
     """A moving one, of means over rows."""
 
-    shape, dtypes = (4,), ("float32",)
+    shape, dtypes, aggregation = (4,), ("float32",), "mean"
 
     def see(self, x, variable):
         variable.assign(0.9 * variable + 0.1 * ops.mean(x, axis=0))
 
 
 class Sums(Watches):
-    """Assigned and not added, and twice in a call."""
+    """Added twice in a call."""
 
     dtypes = ("float32",)
 
     def see(self, x, variable):
-        variable.assign(variable + ops.sum(x))
+        variable.assign_add(ops.sum(x))
         variable.assign_sub(2.0 * ops.sum(x))
+
+
+class LastSum(Watches):
+    """Assigned, and not added."""
+
+    def see(self, x, variable):
+        variable.assign(ops.cast(ops.sum(ops.abs(x) * 9), variable.dtype))
+
+
+class Shared(Watches):
+    """A moving average of sums: the same on each replica."""
+
+    aggregation, dtypes = "none", ("float32",)
+
+    def see(self, x, variable):
+        total = ops.sum(keras_dist.sum_over_rows(x))
+        variable.assign(0.9 * variable + 0.1 * total)
 
 
 class InTraining(Rows):
@@ -103,7 +125,17 @@ def in_a_layer(cls):
     return Outer
 
 
-CASES = [Rows, Some, Steps, Average, Sums, InTraining, in_a_layer(Rows)]
+CASES = [
+    Rows,
+    Some,
+    Steps,
+    Average,
+    Sums,
+    LastSum,
+    Shared,
+    InTraining,
+    in_a_layer(Rows),
+]
 
 
 def _outcome(count, layer, rows, run_eagerly=False):
@@ -148,3 +180,83 @@ def test_the_count_is_that_of_the_rows():
 
 def _number(variable):
     return ops.convert_to_numpy(variable.value)
+
+
+class Undeclared(Watches):
+    """Keeps the largest number so far."""
+
+    aggregation, dtypes = "none", ("float32",)
+
+    def see(self, x, variable):
+        variable.assign(ops.maximum(variable, ops.max(x)))
+
+
+def _undeclared(layer=Undeclared, **options):
+    with scope(2):
+        model = models.sequence(layer, models.dense())()
+        model.compile("sgd", "mse", **options)
+    return model
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="A step has all rows at once.")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_what_differs_has_to_be_declared(run_eagerly):
+    model = _undeclared(run_eagerly=run_eagerly)
+    before = model.get_weights()
+    with pytest.raises(
+        keras_dist.ReplicaDivergenceError,
+        match=r"undeclared\w*/seen_float32.*aggregation=.*set_aggregation",
+    ):
+        model.fit(**models.table(16), **FIT)
+    # Nothing is lost.
+    for old, new in zip(before, model.get_weights(), strict=True):
+        assert (old == new).all()
+    keras_dist.set_aggregation(model.layers[0], "only_first_replica")
+    model.fit(**models.table(16), **FIT)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="A step has all rows at once.")
+def test_verify_tells_of_what_is_not_declared():
+    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+    report = strategy.verify(_undeclared_alone, **models.table(16))
+    assert not report.same
+    assert report.first.name.endswith("seen_float32")
+    assert report.cause.name == "a state counted in shares"
+    assert "aggregation=" in str(report)
+
+
+def _undeclared_alone():
+    model = models.sequence(Undeclared, models.dense())()
+    model.compile("sgd", "mse")
+    return model
+
+
+class Foreign(Average):
+    """Somebody else's layer, which declares nothing."""
+
+    aggregation = "none"
+
+
+def test_a_layer_of_somebody_else_is_declared_from_outside():
+    def outcome(count):
+        with scope(count):
+            model = models.sequence(Foreign, models.dense())()
+            set_initial_weights(model).compile("sgd", "mse", jit_compile=JIT)
+        for variable in model.layers[0].non_trainable_variables:
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
+        keras_dist.set_aggregation(model.layers[0], "mean")
+        model.fit(**models.table(15), **FIT)
+        return state_of(model)
+
+    assert_same(outcome(3), outcome(None))
+
+
+def test_what_can_not_be_declared_is_refused():
+    layer = Steps()
+    layer.build((None, 4))
+    with pytest.raises(ValueError, match="aggregation='average'"):
+        keras_dist.set_aggregation(layer, "average")
+    with pytest.raises(ValueError, match=r"seen_int32.*int32.*'sum'"):
+        keras_dist.set_aggregation(layer, "mean")
+    with pytest.raises(ValueError, match="layer that is built"):
+        keras_dist.set_aggregation(layers.Dense(1), "mean")

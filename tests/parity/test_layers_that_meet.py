@@ -26,7 +26,10 @@ class RunningMean(layers.Layer):
 
     def build(self, input_shape):
         self.mean = self.add_weight(
-            shape=(input_shape[-1],), initializer="zeros", trainable=False
+            shape=(input_shape[-1],),
+            initializer="zeros",
+            trainable=False,
+            aggregation="mean",
         )
         self.calls = self.add_weight(
             shape=(), initializer="zeros", dtype="int32", trainable=False

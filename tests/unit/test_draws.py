@@ -44,7 +44,7 @@ def _drawn(*each):
 
 
 def test_places_learn_from_shares_that_differ():
-    places = Places(is_open=True)
+    places = Places(draws=True, is_open=True)
     places.begin([4, 4, 4])
     assert places.is_open and not places.is_looking
     places.begin([5, 3, 4])
@@ -74,7 +74,8 @@ def test_places_learn_from_shares_that_differ():
 
 
 def test_a_new_place_goes_by_sizes_and_asks_for_a_look():
-    places = Places(is_open=False)
+    places = Places(draws=True, is_open=True)
+    places.is_open = False
     places.begin([4, 4, 4])
     assert places.axis(0, "new", [8, 7], SHARE) == 0
     places.end()
@@ -91,7 +92,7 @@ def test_a_new_place_goes_by_sizes_and_asks_for_a_look():
 
 def test_a_shape_without_rows_that_changes_is_looked_at_again():
     """As that of noise which rows share, for sequences of some lengths."""
-    places = Places(is_open=True)
+    places = Places(draws=True, is_open=True)
 
     def look(length):
         places.begin([5, 3])
@@ -120,7 +121,7 @@ def test_a_shape_without_rows_that_changes_is_looked_at_again():
     "others", [(3, [[5, 7], [2, 7]], 0), (3, [[4, 7]], 0), (3, [[7, 3]], 0)]
 )
 def test_draws_that_follow_from_values_are_apart(others):
-    places = Places(is_open=True)
+    places = Places(draws=True, is_open=True)
     places.begin([5, 3])
     share = Share(5, 8, 0)
     assert places.axis(0, "layer 'mine'|1", [5, 7], share) == 0
@@ -132,7 +133,7 @@ def test_draws_that_follow_from_values_are_apart(others):
 
 
 def test_one_row_for_each_replica_is_told_by_all_rows_together():
-    places = Places(is_open=True)
+    places = Places(draws=True, is_open=True)
     places.begin([2, 1])
     whole = Share(2, 2, 0)
     assert places.axis(0, "noise", [2, 7], whole) == 0

@@ -8,9 +8,8 @@ import pytest
 from keras import ops
 
 import keras_dist
+from keras_dist.fit import hooks
 from keras_dist.fit import losses
-from keras_dist.replica.kinds import Kinds
-from keras_dist.replica.sums import Kind
 
 pytestmark = pytest.mark.only_on(
     "tensorflow",
@@ -50,30 +49,13 @@ class Contrast(keras.losses.Loss):
 
 
 class Adds(keras.layers.Layer):
-    """Adds a loss that is a sum over rows."""
-
-    def __init__(self, by_row):
-        super().__init__(name="adds")
-        self.by_row = by_row
-
-    def call(self, x):
-        squares = ops.square(x)
-        self.add_loss(ops.sum(squares, axis=-1 if self.by_row else None))
-        return x
-
-
-class Counts(keras.layers.Layer):
-    """Counts rows."""
+    """Adds a loss for each row, which Keras sums."""
 
     def __init__(self):
-        super().__init__(name="counts")
+        super().__init__(name="adds")
 
-    def build(self, shape):
-        self.seen = self.add_weight((), "zeros", trainable=False, name="seen")
-
-    def call(self, x, training=False):
-        if training:
-            self.seen.assign_add(ops.sum(ops.ones_like(x[:, 0])))
+    def call(self, x):
+        self.add_loss(ops.sum(ops.square(x), axis=-1))
         return x
 
 
@@ -123,14 +105,7 @@ def _take_out_gathering(monkeypatch):
 
 
 def _take_out_terms(monkeypatch):
-    monkeypatch.setattr(Kinds, "term", lambda self, step, owner, loss: loss)
-
-
-def _take_out_counts(monkeypatch):
-    def learn_variable(self, step, variable):
-        self.variables.set(variable, Kind.MEAN)
-
-    monkeypatch.setattr(Kinds, "learn_variable", learn_variable)
+    monkeypatch.setattr(hooks, "_term", lambda step, layer, by, loss: loss)
 
 
 def _take_out_sums_on_tapes(monkeypatch):
@@ -166,13 +141,7 @@ REPAIRS = {
         "an override of Loss.__call__",
     ),
     "added_a_row": (
-        lambda: _made(Adds(by_row=True)),
-        TARGETS,
-        _take_out_terms,
-        "a sum over rows",
-    ),
-    "added_sum": (
-        lambda: _made(Adds(by_row=False)),
+        lambda: _made(Adds()),
         TARGETS,
         _take_out_terms,
         "a sum over rows",
@@ -182,12 +151,6 @@ REPAIRS = {
         TARGETS,
         _take_out_sums_on_tapes,
         "a sum over rows",
-    ),
-    "count": (
-        lambda: _made(Counts()),
-        TARGETS,
-        _take_out_counts,
-        "a state counted in shares",
     ),
 }
 # Those of TensorFlow, and whether CI runs them: each takes ten seconds.
