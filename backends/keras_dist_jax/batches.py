@@ -7,6 +7,7 @@ from typing import Protocol
 import jax
 import keras
 import numpy as np
+from jax.experimental.sparse import JAXSparse
 
 from keras_dist.core.rows import UnequalLengths
 from keras_dist_jax.jax_internals import from_shards
@@ -26,12 +27,20 @@ def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
     return None if rows is None or rows < parts else rows
 
 
-def tell_if_unequal(leaves: Sequence[Any], unequal: UnequalLengths) -> None:
+def tell_if_unequal(data: Any, unequal: UnequalLengths) -> None:
     """Reports arrays of different lengths: such a batch is not split."""
+    leaves = jax.tree.leaves(data, is_leaf=_is_sparse)
+    if any(map(_is_sparse, leaves)):
+        unequal.tell_of_sparse()
+        return
     shapes = [getattr(leaf, "shape", None) for leaf in leaves]
     lengths = [shape[0] for shape in shapes if shape]
     if len(set(lengths)) > 1:
         unequal.tell(lengths, on_each=True)
+
+
+def _is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, JAXSparse)
 
 
 def share_of(rows: int, parts: int) -> int:

@@ -262,7 +262,7 @@ class MeshLayout(Layout):
         leaves, structure = jax.tree.flatten(data)
         rows = batches.rows_to_cut(leaves, self.num_replicas)
         if rows is None:
-            batches.tell_if_unequal(leaves, self.unequal)
+            batches.tell_if_unequal(data, self.unequal)
             put = batches.put_whole
             found = [put(leaf, self.whole, self.holders) for leaf in leaves]
             return False, structure.unflatten(found), None

@@ -234,3 +234,17 @@ class UnequalLengths:
         if not self._is_told:
             self._is_told = True
             warnings.warn(text_of_unequal(lengths, on_each), stacklevel=2)
+
+    def tell_of_sparse(self) -> None:
+        """Warns of a batch with a sparse array, the first time."""
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(_SPARSE, stacklevel=2)
+
+
+_SPARSE = (
+    "A batch has a sparse array, which JAX keeps as a list of entries and not "
+    "as rows, so the batch is not split. Each replica computes the whole "
+    "batch. The results are the same as on one device, but the replicas do "
+    "not share the work. Expected: dense arrays, to share it."
+)

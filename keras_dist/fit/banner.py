@@ -14,9 +14,9 @@ import numpy as np
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
+from keras_dist.fit import own_code
 from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.internals import keras_data
-from keras_dist.internals.overrides import own_steps
 from keras_dist.replica.strategy_core import StrategyBase
 
 _KERAS_BATCH_SIZE = 32
@@ -33,15 +33,33 @@ def introduce(
     """Prints, once for each strategy, how it divides the work of `fit`."""
     if strategy in _introduced or not _is_wanted(strategy):
         return
-    try:
-        given = inspect.signature(fit).bind(None, *args, **kwargs).arguments
-    except TypeError:
-        return  # The call fails with Keras' own error.
-    given = given | given.get("kwargs", {})
-    if given.get("verbose") != 0:
+    given = _given(fit, args, kwargs)
+    if given.get("verbose", 0) != 0:
         _introduced.add(strategy)
         size = _batch_size(given.get("x"), given.get("batch_size"))
-        print(banner(strategy, size, own_steps(model)), flush=True)
+        print(banner(strategy, size, own_code.names(model)), flush=True)
+
+
+def _given(
+    fit: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    signature = inspect.signature(fit)
+    try:
+        found = signature.bind(None, *args, **kwargs)
+    except TypeError:
+        return {}  # The call fails with Keras' own error.
+    found.apply_defaults()
+    given: dict[str, Any] = found.arguments
+    both: dict[str, Any] = given | given.get("kwargs", {})
+    return both
+
+
+def rows_of_a_batch(
+    fit: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> int:
+    """Returns the rows of a full global batch; 0 if unknown."""
+    given = _given(fit, args, kwargs)
+    return _batch_size(given.get("x"), given.get("batch_size"))
 
 
 def banner(
@@ -72,7 +90,7 @@ def banner(
         parts.append("each batch is split by rows")
     if own and plan.num_replicas > 1:
         parts.append(
-            f"`strategy.verify` compares your {' and '.join(own)} with one "
+            f"`strategy.verify` compares your {own_code.listed(own)} with one "
             "device"
         )
     return "; ".join(parts)

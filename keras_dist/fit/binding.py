@@ -15,6 +15,7 @@ from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import own_code
 from keras_dist.fit.banner import introduce
+from keras_dist.fit.banner import rows_of_a_batch
 from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.plain_models import DistributedConfig
 from keras_dist.fit.plain_models import forget
@@ -266,7 +267,8 @@ class Binding:
                 agree = functools.partial(
                     check_batch, method, (model, *args), kwargs, workers
                 )
-            with self._running(each_batch, agree):
+            rows = functools.partial(rows_of_a_batch, method, args, kwargs)
+            with self._running(each_batch, agree, rows):
                 if name == "fit":
                     introduce(self.strategy, model, method, args, kwargs)
                 return call()
@@ -277,7 +279,10 @@ class Binding:
 
     @contextlib.contextmanager
     def _running(
-        self, each_batch: bool, agree: Callable[[], None] | None
+        self,
+        each_batch: bool,
+        agree: Callable[[], None] | None,
+        rows: Callable[[], int],
     ) -> Iterator[None]:
         model, executor = self.model, self.strategy.executor
         if self._entered.already:  # `fit` runs `evaluate`
@@ -310,6 +315,8 @@ class Binding:
         except BaseException as error:
             executor.recover(model)
             explained = executor.explained(error)
+            if self._steps is not None:
+                explained = self._steps.explained(explained, rows)
             if explained is not error:
                 raise explained from error
             together.raise_explained(error, executor.workers)

@@ -6,6 +6,7 @@ It is found by looking at classes and instances, never by calling it.
 import warnings
 import weakref
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -41,6 +42,12 @@ def names(model: keras.Model) -> list[str]:
     """Returns the methods and layers of a model that are the user's."""
     methods = [f"`{name}`" for name in _own_methods(model)]
     return [*methods, *_layers(model)]
+
+
+def listed(found: Sequence[str]) -> str:
+    """Returns the first of what `names` found, and how many more there are."""
+    more = len(found) - _MOST
+    return ", ".join(found[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _own_methods(model: keras.Model) -> list[str]:
@@ -108,12 +115,10 @@ def tell(strategy: StrategyBase, model: keras.Model) -> None:
     found = names(model)
     if not found:
         return
-    more = len(found) - _MOST
-    listed = ", ".join(found[:_MOST]) + (f" and {more} more" * (more > 0))
-    count = strategy.plan.num_replicas
+    count, code = strategy.plan.num_replicas, listed(found)
     warnings.warn(
         f"Model '{model.name}' has code of yours that keras_dist runs once in "
-        f"each of {count} replicas, on the rows of that replica: {listed}. "
+        f"each of {count} replicas, on the rows of that replica: {code}. "
         "Code that treats each row alone gives the numbers of one device. A "
         "number that it computes counts as a mean over rows. Code that needs "
         "all rows (a sum, pairs of rows, a statistic of the batch) or counts "

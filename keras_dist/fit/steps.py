@@ -18,10 +18,12 @@ import keras
 
 from keras_dist.core import nests
 from keras_dist.core.rows import named_leaves
+from keras_dist.core.rows import shape_of
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit import hooks
 from keras_dist.fit import own_code
+from keras_dist.fit import whole
 from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
@@ -64,6 +66,8 @@ class Steps:
         self._places: dict[str, Places] = {}
         self._handed: dict[str, Handed] = {}
         self.must_build = False
+        # The shapes of the last batch.
+        self._shapes: list[tuple[int | None, ...]] = []
         # The user's own, of this instance.
         self._own: dict[str, Callable[[Any], Any]] = {}
         self._replicated = {name: self._step(name) for name in STEPS}
@@ -81,6 +85,15 @@ class Steps:
                 self._own[name] = given
             object.__setattr__(model, name, step)
 
+    def explained(
+        self, error: BaseException, rows: Callable[[], int]
+    ) -> BaseException:
+        """Returns an error that explains one of a step.
+
+        `rows` returns the number of rows of a full batch.
+        """
+        return whole.explained(error, self._shapes, rows)
+
     def _recover(self) -> None:
         model = self._model()
         if model is not None:
@@ -90,6 +103,7 @@ class Steps:
         def replicated(data: Any) -> Any:
             model = self._model()
             assert model is not None
+            self._shapes = [shape_of(leaf) for leaf in nests.flatten(data)]
             self._runner.build(model, name, data)
             if self.must_build and not self._runner.traces_steps:
                 # A callback has called `compile`.

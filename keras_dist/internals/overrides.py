@@ -6,8 +6,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from keras_dist.core.context import replaced
 from keras_dist.internals.keras_data import EpochIterator
 from keras_dist.internals.keras_internals import is_of_keras
@@ -52,15 +50,6 @@ def hook_overrides(
 def overrides(cls: type, name: str) -> bool:
     """Returns whether a class has a method that is not Keras' own."""
     return not is_of_keras(getattr(cls, name))
-
-
-def own_steps(model: keras.Model) -> list[str]:
-    """Returns the methods of a training step that a model's class overrides."""
-    return [
-        name
-        for name in ("train_step", "compute_loss")
-        if overrides(type(model), name)
-    ]
 
 
 def hook_override(cls: Any, name: str, hook: Callable[[Any], Any]) -> None:

@@ -1,5 +1,7 @@
 """What several replicas can't compute right is refused, by name."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -230,3 +232,48 @@ def test_checkpoints_in_parts(tmp_path):
         ):
             call(model, tmp_path / "checkpoint")
     assert not [*tmp_path.iterdir()]
+
+
+class Neighbors(layers.Layer):
+    """Adds up what the neighbors of each node in a graph have."""
+
+    def call(self, inputs):
+        nodes, adjacency = inputs
+        return ops.matmul(adjacency, nodes)
+
+    def compute_output_shape(self, shapes):
+        return shapes[0]
+
+
+@pytest.mark.runs_on("jax", "tensorflow", "torch")
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_batch_that_is_one_graph(run_eagerly):
+    rng = np.random.default_rng(1)
+    nodes = rng.normal(size=(12, 3)).astype("float32")
+    adjacency = (rng.random((12, 12)) < 0.3).astype("float32")
+    y = rng.normal(size=(12, 1)).astype("float32")
+    with scope(2):
+        inputs = [keras.Input((3,)), keras.Input((12,))]
+        outputs = layers.Dense(1)(Neighbors()(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", "mse", run_eagerly=run_eagerly)
+    raises = contextlib.nullcontext()
+    if not SEES_ALL_ROWS:
+        raises = pytest.raises(
+            keras_dist.UnsupportedModelError,
+            match=r"as wide as.*\(12, 12\).*can't be divided.*one device",
+        )
+    with raises:
+        model.fit([nodes, adjacency], y, batch_size=12, **FIT)
+
+
+def test_another_error_of_a_square_batch_stays():
+    class Raises(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise ValueError("enough")
+
+    with scope(2):
+        model = keras.Sequential([keras.Input((8,)), layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=JIT)
+    with pytest.raises(ValueError, match="^enough"):
+        model.fit(np.ones((8, 8)), np.ones((8, 1)), callbacks=[Raises()], **FIT)

@@ -67,7 +67,7 @@ def test_steps_of_the_users_are_told_what_compares_them(capsys):
         model.fit(X, Y, verbose=2)
         return lines(capsys)[-1]
 
-    told = "`strategy.verify` compares your compute_loss with one device"
+    told = "`strategy.verify` compares your `compute_loss` with one device"
     assert fit(mirrored()).endswith(told)
     assert told not in fit(keras_dist.OneDeviceStrategy("cpu:0"))
 
