@@ -10,6 +10,7 @@ KerasDistError
 ├── StrategyMismatchError    (RuntimeError)  an object of another strategy
 ├── UnsupportedModelError    (ValueError)    a model that can't be distributed
 ├── MetricMergeError         (ValueError)    metric state with no exact merge
+├── ReplicaCodeWarning       (UserWarning)   replicas run code of the user's
 ├── ReplicaDivergenceError   (RuntimeError)  replicas took different paths
 ├── TraceError               (TypeError)     code that can't be compiled
 ├── CheckpointError          (OSError)       can't be written or read
@@ -215,13 +216,14 @@ class MetricMergeError(KerasDistError, ValueError):
     section = "A model that is refused"
 
 
-class ReplicaCodeWarning(UserWarning):
-    """A model has code of the user's that each replica runs on its own rows.
+class ReplicaCodeWarning(KerasDistError, UserWarning):
+    """A warning: each replica runs code of the user's on its own rows.
 
     Cause: a `train_step`, `compute_loss` or layer of your own, in `fit` on
-    TensorFlow and PyTorch. Its numbers count as means over rows. Compare the
-    model with one device by `strategy.verify`: once they are the same, the
-    warning does not come again. Filter it like any warning.
+    TensorFlow and PyTorch. Its numbers count as means over rows. Fix: write
+    sums as `keras_dist.sum_over_rows(x)`, and compare the model with one
+    device by `strategy.verify`: once they are the same, the warning does not
+    come again. Filter it like any warning.
 
     Example:
 
@@ -229,6 +231,8 @@ class ReplicaCodeWarning(UserWarning):
     >>> category = keras_dist.ReplicaCodeWarning
     >>> warnings.filterwarnings("ignore", category=category)
     """
+
+    section = "Code of your own"
 
 
 class ReplicaDivergenceError(KerasDistError, RuntimeError):

@@ -36,7 +36,7 @@
 # | `dataset.shuffle(n)` | the same with a seed, or NumPy |
 # | variables that the first step makes | build the model first |
 # | a loss that overrides `__call__` | the same in `fit`; `call` in a loop |
-# | sums in `add_loss` | the same; `sum(model.losses)` in a loop |
+# | sums in `add_loss` | `sum_over_rows` in `fit`; as they are in a loop |
 #
 # The section "What needs more than a name" explains the last five lines.
 #
@@ -513,9 +513,10 @@ print(sorted(path.name for path in pathlib.Path(folder).iterdir()))
 # return a value for each row: override `call`, and make the loss with
 # `reduction="none"`. Then `compute_average_loss` gives the mean over all rows.
 #
-# **Sums in `add_loss`.** In `fit`, a layer may pass a sum over its rows to
-# `add_loss`, a mean over them, or one value for each row. In a loop, add sums
-# over rows as they are, with `sum(model.losses)`. Regularizers of weights are
+# **Sums in `add_loss`.** In `fit`, a number that a layer passes to `add_loss`
+# is a mean over rows. A layer may also pass one value for each row, or the sum
+# `keras_dist.sum_over_rows(x)` over the rows of all replicas. In a loop, add
+# sums over a replica's rows, with `sum(model.losses)`. Regularizers of weights are
 # equal on all replicas, so `scale_regularization_loss` divides them by the
 # number of replicas. The next cell has such a loss and such a sum:
 
@@ -574,7 +575,7 @@ print(f"The largest difference: {np.abs(sums[0] - sums[1]).max():.1e}")
 # | clipping in `fit` | before the sum | after the sum, as on one device |
 # | BatchNormalization in `fit` | uses a replica's rows | uses all rows |
 # | Dropout in `fit` | the same mask on each replica | as on one device |
-# | metrics that are a maximum | states are added up | exact, or refused |
+# | metrics that are a maximum | states are added up | get all rows: exact |
 # | `fit` on several workers | fails in Keras 3 | works |
 # | `aggregation=NONE` in `run` | replicas drift apart | an error, or the mean |
 # | replicas that disagree | some error, or a hang | an error says where |

@@ -67,7 +67,7 @@ class MetricUpdate:
 
 @dataclass(frozen=True)
 class Additions:
-    """What one replica's values add to a metric's variables."""
+    """The numbers that one replica's values add to a metric's variables."""
 
     metric: keras.metrics.Metric
     variables: list[keras.Variable]

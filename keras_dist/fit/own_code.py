@@ -12,7 +12,6 @@ from typing import Any
 import keras
 
 from keras_dist.errors import ReplicaCodeWarning
-from keras_dist.errors import see_section
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.front_end import is_replicated
 from keras_dist.replica.strategy_core import StrategyBase
@@ -124,8 +123,7 @@ def tell(strategy: StrategyBase, model: keras.Model) -> None:
         "all rows (a sum, pairs of rows, a statistic of the batch) or counts "
         "in a Python attribute gives other numbers. "
         "`strategy.verify(model, x, y)` compares the model with one device; "
-        "if they are the same, this warning does not come again. "
-        f"{see_section('Code of your own')}",
+        "if they are the same, this warning does not come again.",
         ReplicaCodeWarning,
         stacklevel=3,
     )
@@ -146,8 +144,7 @@ def tell_of_number(
         "that a replica has; a sum would count too little on "
         f"{strategy.plan.num_replicas} replicas. Expected: a mean, one value "
         "for each row (which Keras sums), or "
-        "`self.add_loss(keras_dist.sum_over_rows(values))`. "
-        f"{see_section('Code of your own')}",
+        "`self.add_loss(keras_dist.sum_over_rows(values))`.",
         ReplicaCodeWarning,
         stacklevel=3,
     )

@@ -1,4 +1,4 @@
-"""What replicas of a step assign to variables becomes one value for each.
+"""Makes one value of what the replicas of a step assign to a variable.
 
 A variable's `aggregation` tells how. Without one, replicas have to agree.
 """
@@ -21,7 +21,7 @@ from keras_dist.replica import exchange
 
 
 class Assigned(NamedTuple):
-    """What one replica has assigned to a variable."""
+    """The value that one replica has assigned to a variable."""
 
     variable: Any
     value: Any
@@ -33,7 +33,7 @@ Writes = dict[int, Assigned]
 
 
 class _Given(NamedTuple):
-    """What the replicas here have assigned to a variable."""
+    """The values that the replicas here have assigned to a variable."""
 
     variable: Any
     values: list[Any]

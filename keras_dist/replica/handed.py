@@ -1,4 +1,4 @@
-"""Which of the values that a step hands to losses and metrics have rows.
+"""Tells which values that a step hands to losses and metrics have rows.
 
 Sizes alone can't tell where replicas have equally many rows. So a step is split
 unevenly at first, and values with rows differ in size as the rows do.

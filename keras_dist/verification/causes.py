@@ -50,9 +50,9 @@ def cause_of(
         return Cause(
             "a state counted in shares",
             f"'{name}' counts or adds up rows, but a replica sees only its "
-            "share of them. Count in a `keras.metrics.Metric`, whose updates "
-            "see all rows, or keep a mean over rows, which replicas can "
-            "average.",
+            "share of them. Declare what it is where it is made, by "
+            "`aggregation='sum'` or 'mean'. Or count in a "
+            "`keras.metrics.Metric`, whose updates see all rows.",
         )
     if kind in ("weight", "slot"):
         return _of_update(name, model)
@@ -71,8 +71,9 @@ def cause_of(
     return Cause(
         "a sum over rows",
         "On one device, the value grows if each row comes twice. So it is a "
-        "sum over rows, but a replica sums only its share of them. Take the "
-        f"mean with `keras.ops.mean`, or divide by a number of rows.{adds}",
+        "sum over rows, but a replica sums only its share of them. Write "
+        "it as `keras_dist.sum_over_rows(x)`, or take the mean with "
+        f"`keras.ops.mean`.{adds}",
     )
 
 
