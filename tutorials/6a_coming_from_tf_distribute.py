@@ -516,8 +516,8 @@ print(sorted(path.name for path in pathlib.Path(folder).iterdir()))
 # **Sums in `add_loss`.** In `fit`, a number that a layer passes to `add_loss`
 # is a mean over rows. A layer may also pass one value for each row, or the sum
 # `keras_dist.sum_over_rows(x)` over the rows of all replicas. In a loop, add
-# sums over a replica's rows, with `sum(model.losses)`. Regularizers of weights are
-# equal on all replicas, so `scale_regularization_loss` divides them by the
+# sums over a replica's rows, with `sum(model.losses)`. Regularizers of weights
+# are equal on all replicas, so `scale_regularization_loss` divides them by the
 # number of replicas. The next cell has such a loss and such a sum:
 
 

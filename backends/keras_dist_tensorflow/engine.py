@@ -26,6 +26,8 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
+from keras_dist.internals.keras_internals import get_mask
+from keras_dist.internals.keras_internals import set_mask
 from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
@@ -108,16 +110,22 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         return PerReplica(values)
 
     def refuse(
-        self, flags: Sequence[Any], error: Callable[[int], Exception]
-    ) -> None:
+        self,
+        flags: Sequence[Any],
+        error: Callable[[int], Exception],
+        values: Sequence[Any] = (),
+    ) -> list[Any]:
         if tf.executing_eagerly():
-            super().refuse(flags, error)
-            return
+            return super().refuse(flags, error, values)
+        checks = []
         for place, flag in enumerate(flags):
             self._refused.append(error(place))
             mark = _REFUSED.format(len(self._refused) - 1)
             text = f"{self._refused[-1]} {mark}"
-            wait_for(tf.debugging.Assert(tf.equal(flag, 0.0), [text]))
+            checks.append(tf.debugging.Assert(tf.equal(flag, 0.0), [text]))
+            wait_for(checks[-1])
+        with tf.control_dependencies(checks):
+            return [_same_as(value) for value in values]
 
     def explained(self, error: BaseException) -> BaseException:
         found = re.search(_REFUSED.format("([0-9]+)"), str(error))
@@ -295,6 +303,15 @@ def _reset_unbuilt_metrics(
     """Replaces Keras' method, because steps build from shapes, not batches."""
     for metric in keras_internals.metrics_to_build(model):
         metric.reset_state()
+
+
+def _same_as(value: Any) -> Any:
+    """Returns a tensor that the open control dependencies come before."""
+    mask = get_mask(value)
+    same = tf.identity(value)
+    if mask is not None:
+        set_mask(same, mask)
+    return same
 
 
 def _own_value(leaf: Any) -> Any:

@@ -270,17 +270,25 @@ class Executor(ABC):
                 raise error()
 
     def refuse(
-        self, flags: Sequence[Any], error: Callable[[int], Exception]
-    ) -> None:
+        self,
+        flags: Sequence[Any],
+        error: Callable[[int], Exception],
+        values: Sequence[Any] = (),
+    ) -> list[Any]:
         """Raises an error for the first flag that is not zero.
 
         Args:
             flags: Sequence of scalar tensors, the same on all workers.
             error: Callable from a flag's place to the exception.
+            values: Sequence of tensors, which must not be used before.
+
+        Returns:
+            List of the values, for further use.
         """
         for place, flag in enumerate(flags):
             if float(flag):
                 raise error(place)
+        return list(values)
 
     def explained(self, error: BaseException) -> BaseException:
         """Returns the error of `refuse` that a framework's error tells of,

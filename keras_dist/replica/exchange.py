@@ -139,11 +139,16 @@ def is_row_shaped(value: Any) -> bool:
 
 def check_other_axes(
     what: str, parts: Sequence[Any], executor: Executor
-) -> None:
-    """Refuses parts that differ in size along an axis that is not the first."""
+) -> Sequence[Any]:
+    """Refuses parts that differ in size along an axis that is not the first.
+
+    Returns the parts, for further use.
+    """
     sizes = [tuple(part.shape[1:]) for part in parts]
     if None not in sizes[0] and len(set(sizes)) == 1:
-        return
+        return parts
+    if hasattr(parts[0], "nested_row_splits") or hasattr(parts[0], "indices"):
+        return parts  # ragged, or sparse
     error = ReplicaDivergenceError(
         f"Replicas gave {what} arrays with rows, whose sizes along another "
         f"axis depend on their number of rows. Received: shapes "
@@ -156,9 +161,8 @@ def check_other_axes(
     if None in sizes[0]:
         shapes = [ops.convert_to_tensor(ops.shape(x)[1:]) for x in parts]
         flags = [_differ(shapes[0], each) for each in shapes[1:]]
-        executor.refuse(flags, lambda _: error)
-    else:
-        raise error
+        return executor.refuse(flags, lambda _: error, parts)
+    raise error
 
 
 def concat_rows(parts: list[Any], shares: list[Share]) -> Any:

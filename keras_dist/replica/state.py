@@ -301,10 +301,13 @@ class ReplicaStep(ReplicaState):
         sizes = [(sizes_of(leaves), share) for leaves, share in everyone]
         workers = self.replica.group.workers
         have_rows = self.handed.have_rows(what, sizes, workers)
-        leaves = zip(*(leaves for leaves, _ in everyone), strict=True)
-        for parts, has_rows in zip(leaves, have_rows, strict=True):
+        for place, has_rows in enumerate(have_rows):
+            parts = [leaves[place] for leaves, _ in everyone]
             if has_rows and len(parts[0].shape) > 1:
-                check_other_axes(what, parts, self.strategy.executor)
+                executor = self.strategy.executor
+                checked = check_other_axes(what, parts, executor)
+                for (leaves, _), part in zip(everyone, checked, strict=True):
+                    leaves[place] = part
         return have_rows
 
     def place(self, what: str) -> str:

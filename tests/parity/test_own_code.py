@@ -306,6 +306,7 @@ class OfClasses(keras.metrics.Metric):
         return self.counts / ops.sum(self.counts)
 
 
+@ON_REPLICAS
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_numbers_for_metrics_and_logs(num_replicas, run_eagerly):
@@ -356,6 +357,7 @@ def test_logs_that_differ_are_refused(made, run_eagerly):
         model.evaluate(**models.table(16), batch_size=8, verbose=0)
 
 
+@ON_REPLICAS
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_logs_that_are_the_same(run_eagerly):
     def outcome(count):
@@ -421,6 +423,29 @@ def test_an_output_without_rows(num_replicas, run_eagerly):
             | flat("predicted", predicted)
             | state_of(model)
         )
+
+    assert_same(outcome(num_replicas), outcome(None))
+
+
+class Contrast(keras.Model):
+    """Compares each row with all rows, in a loss of its own."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        context = keras_dist.get_replica_context()
+        every, other = y_pred, ops.convert_to_tensor(y)
+        if context is not None:
+            every = context.all_gather(every, axis=0)
+            other = context.all_gather(other, axis=0)
+        alike = ops.matmul(every, ops.transpose(other))
+        return ops.mean(ops.logsumexp(alike, axis=1) - ops.diag(alike))
+
+
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_rows_that_need_each_other(num_replicas):
+    def outcome(count):
+        model = _model(count, Contrast, None, None, None, jit_compile=JIT)
+        history = model.fit(**models.table(22), **FIT).history
+        return flat("history", history) | state_of(model)
 
     assert_same(outcome(num_replicas), outcome(None))
 

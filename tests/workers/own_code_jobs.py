@@ -1,0 +1,119 @@
+"""What workers run in `test_own_code.py`."""
+
+import keras
+import numpy as np
+from keras import layers
+from keras import ops
+
+import keras_dist
+from parity.harness import BACKEND
+from parity.harness import flat
+from parity.harness import set_initial_weights
+from parity.harness import state_of
+from parity.test_own_code import Logs
+from parity.test_own_code import Numbers
+from parity.test_own_code import Table
+from workers.jobs import attempted
+
+
+class Keeps(layers.Layer):
+    """Adds a sum, and keeps a count, a moving average and a number of calls."""
+
+    def build(self, shape):
+        def kept(name, aggregation):
+            return self.add_weight(
+                name=name,
+                shape=(),
+                initializer="zeros",
+                trainable=False,
+                aggregation=aggregation,
+            )
+
+        self.count = kept("count", "sum")
+        self.average = kept("average", "mean")
+        self.calls = kept("calls", "none")
+        self.first = kept("first", "only_first_replica")
+
+    def call(self, x):
+        self.count.assign_add(ops.sum(ops.cast(x[:, 0] > 0, "float32")))
+        self.average.assign(0.5 * self.average + 0.5 * ops.mean(x))
+        self.calls.assign_add(1.0)
+        self.first.assign(ops.max(x[:1]))
+        rows = ops.sum(ops.square(x), axis=-1)
+        self.add_loss(0.1 * keras_dist.sum_over_rows(rows))
+        return x
+
+
+class Disagrees(Keeps):
+    def call(self, x):
+        self.calls.assign_add(ops.max(x))
+        return x
+
+
+def _data(rows):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def _model(layer, cls=keras.Model, loss="mse"):
+    inputs = keras.Input((4,))
+    model = cls(inputs, layers.Dense(1)(layer(inputs)))
+    set_initial_weights(model)
+    for variable in model.non_trainable_variables:
+        variable.assign(ops.zeros(variable.shape, variable.dtype))
+    model.compile("sgd", loss)
+    return model
+
+
+def kept():
+    model = _model(Keeps())
+    # 17 rows: the last batch has one, and a worker has none.
+    options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(*_data(17), **options).history
+    return flat("history", history) | state_of(model)
+
+
+def numbers():
+    model = _model(layers.Activation("tanh"), Numbers, None)
+    logs = model.evaluate(*_data(22), batch_size=8, verbose=0, return_dict=True)
+    return flat("evaluate", logs)
+
+
+def table():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Table()(inputs))
+    set_initial_weights(model)
+    return flat("predict", model.predict(_data(24)[0], batch_size=8, verbose=0))
+
+
+def apart():
+    """A variable to which workers assign different values."""
+    model = _model(Disagrees())
+    model.fit(*_data(16), batch_size=8, verbose=0)
+
+
+def logs_apart():
+    """An integer in logs that differs between workers."""
+    model = _model(layers.Activation("tanh"), Logs, None)
+    model.made = lambda x, y: ops.sum(ops.cast(x > 0, "int32"))
+    model.evaluate(*_data(16), batch_size=8, verbose=0)
+
+
+SAME = {"kept": kept, "table": table}
+if BACKEND != "jax":  # where a `test_step` has other arguments
+    SAME["numbers"] = numbers
+APART = {"apart": apart, "logs_apart": logs_apart}
+
+
+def all_outcomes():
+    """An outcome of each, by name; a text is an error."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        return {name: attempted(SAME[name]) for name in SAME}
+
+
+def all_errors():
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        return {name: attempted(APART[name]) for name in APART}
