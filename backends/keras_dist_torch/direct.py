@@ -114,7 +114,7 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         def prepare_first(
             original: Any, layer: Any, /, *args: Any, **kw: Any
         ) -> Any:
-            is_outer = keras_internals.innermost_call() is None
+            is_outer = keras_internals.innermost_layer() is None
             if is_outer and isinstance(layer, keras.Model):
                 called.append(layer)
                 if new_layers(layer):

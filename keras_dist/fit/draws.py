@@ -73,12 +73,12 @@ def drawing_hooks() -> contextlib.AbstractContextManager[None]:
 
 
 def _warn_of_shuffle() -> None:
-    call = keras_internals.innermost_call()
-    if call is not None:
-        if call.layer in _told:
+    layer = keras_internals.innermost_layer()
+    if layer is not None:
+        if layer in _told:
             return
-        _told.add(call.layer)
-    name = "A step" if call is None else f"Layer '{call.layer.name}'"
+        _told.add(layer)
+    name = "A step" if layer is None else f"Layer '{layer.name}'"
     warnings.warn(
         f"{name} shuffles the rows of a batch (`keras.random.shuffle`), and "
         "combines different rows. Each replica has only its own rows, and "

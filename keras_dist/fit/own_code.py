@@ -38,9 +38,10 @@ _adding: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
 
 
 def names(model: keras.Model) -> list[str]:
-    """Returns the methods and layers of a model that are the user's."""
+    """Returns the methods and layers of a model that are the user's, and the
+    operations between layers that may combine rows."""
     methods = [f"`{name}`" for name in _own_methods(model)]
-    return [*methods, *_layers(model)]
+    return [*methods, *_layers(model), *_operations(model)]
 
 
 def listed(found: Sequence[str]) -> str:
@@ -65,6 +66,30 @@ def _layers(model: keras.Model) -> Iterator[str]:
         cls = type(layer)
         if not _is_known(cls) or cls.__name__ in _OF_USERS:
             yield f"layer '{layer.name}' ({cls.__name__})"
+
+
+def _operations(model: keras.Model) -> Iterator[str]:
+    for layer in model._flatten_layers():
+        for operation in getattr(layer, "operations", ()):
+            is_layer = isinstance(operation, keras.Layer)
+            if not is_layer and _may_combine_rows(operation):
+                yield f"operation '{operation.name}'"
+
+
+def _may_combine_rows(operation: Any) -> bool:
+    """Tells by the axes of an operation, and by its symbolic shapes."""
+    given, made = (
+        [tuple(leaf.shape) for leaf in keras.tree.flatten(side)]
+        for side in (operation.input, operation.output)
+    )
+    if not any(shape[:1] == (None,) for shape in given):
+        return False
+    most = max(shape.count(None) for shape in given)
+    if any(s[:1] != (None,) or s.count(None) > most for s in made):
+        return True
+    rank, axis = max(map(len, given)), getattr(operation, "axis", ())
+    axes = [0] if axis is None else keras.tree.flatten(axis)
+    return any(n % rank == 0 for n in axes)
 
 
 def hands_rows_only(model: keras.Model) -> bool:

@@ -19,9 +19,8 @@ of a subject each, this module all others.
 | `keras.src.backend.core.stop_gradient` | in each step, without checks |
 | `keras.Model._compile_config` | the arguments of `compile`, as objects |
 | the global attribute `object_name_uids` | copies use up no names |
-| `self`, `args`, `kwargs`, `call_context` in the frame of | to call a layer |
-| `keras.Layer.__call__` | again on other rows |
-| `current_call_ctx` in its global state | is restored after such a call |
+| `self` in the frame of `keras.Layer.__call__` | the layer that draws |
+| `keras.Variable._aggregation` | declared from outside |
 | `keras.src.saving.keras_saveable.KerasSaveable` | all that can be copied |
 | `keras.src.models.cloning._clone_{sequential,functional}_model` | clones |
 | `keras.src.saving.saving_lib._serialize_model_as_json` | a file's origin |
@@ -37,7 +36,6 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -97,7 +95,6 @@ _NOT_INHERITED = {"stateless_scope", "current_call_ctx", "torch_device"}
 _NAMES = "name_scope_stack"
 _NAME_COUNTS = "object_name_uids"
 _COMPILATION = "keras_dist_compilation"
-_CALL_CONTEXT = "current_call_ctx"
 _LAYER_CALL = inspect.unwrap(keras.Layer.__call__).__code__
 
 # Names of Keras that other modules import from here.
@@ -145,36 +142,13 @@ def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
     return dict(model._compile_config.config)
 
 
-@dataclass(frozen=True)
-class LayerCall:
-    """A call of a layer that is running; `kwargs` include those of Keras."""
-
-    layer: keras.Layer
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    training: bool | None
-
-    def again(self, args: Any, kwargs: Any) -> Any:
-        """Calls the layer with other arguments, in the same context."""
-        before = global_state.get_global_attribute(_CALL_CONTEXT)
-        try:
-            return self.layer(*args, **kwargs)
-        finally:
-            global_state.set_global_attribute(_CALL_CONTEXT, before)
-
-
-def innermost_call() -> LayerCall | None:
-    """Returns the innermost layer call that this thread is in, or `None`."""
+def innermost_layer() -> keras.Layer | None:
+    """Returns the innermost layer that this thread calls, or `None`."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not _LAYER_CALL:
         frame = frame.f_back  # type: ignore[assignment]
-    if frame is None:
-        return None
-    names = frame.f_locals
-    context = names.get("call_context")
-    training = None if context is None else context.get_value("training")
-    training = names["kwargs"].get("training", training)
-    return LayerCall(names["self"], names["args"], names["kwargs"], training)
+    layer: keras.Layer | None = frame and frame.f_locals["self"]
+    return layer
 
 
 def place_in_call() -> str:

@@ -147,8 +147,6 @@ def check_other_axes(
     sizes = [tuple(part.shape[1:]) for part in parts]
     if None not in sizes[0] and len(set(sizes)) == 1:
         return parts
-    if hasattr(parts[0], "nested_row_splits") or hasattr(parts[0], "indices"):
-        return parts  # ragged, or sparse
     error = ReplicaDivergenceError(
         f"Replicas gave {what} arrays with rows, whose sizes along another "
         f"axis depend on their number of rows. Received: shapes "
@@ -159,6 +157,8 @@ def check_other_axes(
         "`keras_dist.get_replica_context().all_gather(x, axis=0)`."
     )
     if None in sizes[0]:
+        if hasattr(parts[0], "row_lengths") or hasattr(parts[0], "indices"):
+            return parts  # ragged, or sparse
         shapes = [ops.convert_to_tensor(ops.shape(x)[1:]) for x in parts]
         flags = [_differ(shapes[0], each) for each in shapes[1:]]
         return executor.refuse(flags, lambda _: error, parts)

@@ -194,6 +194,44 @@ def test_what_is_of_keras_is_not_told_of():
     assert not _told(lambda: model.fit(**models.table(16), **FIT))
 
 
+OPERATIONS = {
+    "mean": lambda x: x - ops.mean(x, axis=0, keepdims=True),
+    "softmax": lambda x: ops.softmax(x, axis=0),
+    "flip": lambda x: ops.flip(x, axis=0),
+    "matmul": lambda x: ops.matmul(ops.matmul(x, ops.transpose(x)), x),
+    "cumsum": lambda x: ops.cumsum(x, axis=-2),
+}
+OF_ROWS = {
+    "softmax": lambda x: ops.softmax(x, axis=-1),
+    "squares": lambda x: ops.square(x) + 1.0,
+    "concatenate": lambda x: ops.concatenate([x, x], axis=1),
+    "sum": lambda x: x * ops.sum(x, axis=1, keepdims=True),
+    "reshape": lambda x: ops.reshape(x, (-1, 2, 2))[:, 0],
+}
+
+
+def _of_operations(operation):
+    with scope(2):
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, layers.Dense(1)(operation(inputs)))
+        model.compile("sgd", "mse")
+    return model
+
+
+@ON_REPLICAS
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_that_combine_rows_are_told_of(name):
+    model = _of_operations(OPERATIONS[name])
+    (told,) = _told(lambda: model.predict(np.ones((4, 4)), verbose=0))
+    assert f"operation '{name}" in told
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_operations_of_each_row_are_not_told_of(name):
+    model = _of_operations(OF_ROWS[name])
+    assert not _told(lambda: model.predict(np.ones((4, 4)), verbose=0))
+
+
 @ON_REPLICAS
 def test_a_method_of_the_instance_is_found():
     model = _model(2, cls=keras.Model, layer=None)
