@@ -300,7 +300,7 @@ def _numbers_of(
     value = ops.convert_to_tensor(values, dtype=metric.dtype)
     variables, added = [metric.total], [value]
     if sample_weight is not None:
-        if ops.is_tensor(sample_weight):
+        if ops.is_tensor(sample_weight) or keras_internals.in_tf_graph():
             sample_weight = ops.cast(sample_weight, metric.dtype)
         added = [scaled(value, sample_weight)]
     if isinstance(metric, keras.metrics.Mean):

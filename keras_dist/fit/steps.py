@@ -7,6 +7,7 @@ replica's rows, and return what one device would have returned.
 import contextlib
 import functools
 import operator
+import sys
 import weakref
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -103,45 +104,69 @@ class Steps:
         def replicated(data: Any) -> Any:
             model = self._model()
             assert model is not None
-            self._shapes = [shape_of(leaf) for leaf in nests.flatten(data)]
-            self._runner.build(model, name, data)
-            if self.must_build and not self._runner.traces_steps:
-                # A callback has called `compile`.
-                self.must_build = False
-                model._symbolic_build(data_batch=data)
-            # Cleared once for all replicas, which share the layers' lists of
-            # losses.
-            model._clear_losses()
-            if name not in self._places:
-                draws = any(map(is_seed, model.variables))
-                rows_only = own_code.hands_rows_only(model)
-                self._places[name] = Places(
-                    draws, draws or not rows_only, self._recover
-                )
-                self._handed[name] = Handed(rows_only)
-            places, handed = self._places[name], self._handed[name]
-            options = {}
-            if self._runner.looks_at_draws:
-                options["places"] = places
-            own = self._own.get(name)
-            result = _run(
-                model,
-                name,
-                own,
-                self._runner,
-                self._strategy,
-                data,
-                handed,
-                options,
-            )
-            if handed.is_unsure:
-                # The next step is split unevenly again.
-                places.is_open, handed.is_unsure = True, False
-            return result
+            try:
+                return self._replicated_step(model, name, data)
+            finally:
+                # TensorFlow's graph fails later.
+                if self._runner.traces_steps or sys.exc_info()[1]:
+                    leaves = nests.flatten(data)
+                    self._shapes = [shape_of(leaf) for leaf in leaves]
 
         replicated.__name__ = name
         setattr(replicated, REPLICATED, True)
         return replicated
+
+    def _replicated_step(self, model: keras.Model, name: str, data: Any) -> Any:
+        self._runner.build(model, name, data)
+        if self.must_build and not self._runner.traces_steps:
+            # A callback has called `compile`.
+            self.must_build = False
+            model._symbolic_build(data_batch=data)
+        # Cleared once for all replicas, which share the layers' lists of
+        # losses.
+        model._clear_losses()
+        if name not in self._places:
+            draws = any(map(is_seed, model.variables))
+            rows_only = own_code.hands_rows_only(model)
+            is_open = draws or not rows_only
+            self._places[name] = Places(draws, is_open, self._recover)
+            self._handed[name] = Handed(rows_only)
+        places, handed = self._places[name], self._handed[name]
+        workers, options = self._strategy.executor.workers, {}
+        if self._runner.looks_at_draws:
+            options["places"] = places
+        recorded: contextlib.AbstractContextManager[None] = nullcontext()
+        if workers is not None and not self._runner.traces_steps:
+            recorded = workers.step(f"`{name}`")
+        with recorded, drawing_hooks():
+            on_replica = self._on_replica(model, name, handed)
+            result = self._runner.run(on_replica, data, **options)[0]
+        if handed.is_unsure:
+            # The next step is split unevenly again.
+            places.is_open, handed.is_unsure = True, False
+        return result
+
+    def _on_replica(
+        self, model: keras.Model, name: str, handed: Handed
+    ) -> Callable[[Replica, Any], Any]:
+        own = self._own.get(name)
+        method = own or functools.partial(getattr(type(model), name), model)
+        is_of_keras = (
+            own is None
+            and not overrides(type(model), name)
+            and _has_own_metrics(model)
+        )
+        is_predicting = name == "predict_step"
+
+        def on_replica(replica: Replica, part: Any) -> Any:
+            with ReplicaStep(
+                replica, self._runner, self._strategy, model, handed
+            ) as step:
+                step.counts_losses = not is_predicting
+                step.ends_with_metrics = is_of_keras
+                return _finish(step, method(part), join_rows=is_predicting)
+
+        return on_replica
 
 
 def prepare_steps(model: keras.Model, is_new: bool) -> None:
@@ -158,39 +183,6 @@ def prepare_steps(model: keras.Model, is_new: bool) -> None:
                 "own rows. Expected: stateful=False. Or use one device."
             )
     hook_metrics(all_metrics(model) if is_new else own_metrics(model))
-
-
-def _run(
-    model: keras.Model,
-    name: str,
-    own: Callable[[Any], Any] | None,
-    runner: StepRunner,
-    strategy: StrategyBase,
-    data: Any,
-    handed: Handed,
-    options: dict[str, Any],
-) -> Any:
-    method = own or functools.partial(getattr(type(model), name), model)
-    is_of_keras = (
-        own is None
-        and not overrides(type(model), name)
-        and _has_own_metrics(model)
-    )
-
-    def on_replica(replica: Replica, part: Any) -> Any:
-        with ReplicaStep(replica, runner, strategy, model, handed) as step:
-            is_predicting = name == "predict_step"
-            step.counts_losses = not is_predicting
-            step.ends_with_metrics = is_of_keras
-            result = method(part)
-            return _finish(step, result, join_rows=is_predicting)
-
-    workers = strategy.executor.workers
-    recorded: contextlib.AbstractContextManager[None] = nullcontext()
-    if workers is not None and not runner.traces_steps:
-        recorded = workers.step(f"`{name}`")
-    with recorded, drawing_hooks():
-        return runner.run(on_replica, data, **options)[0]
 
 
 def _has_own_metrics(model: keras.Model) -> bool:
