@@ -78,9 +78,13 @@ def _operations(model: keras.Model) -> Iterator[str]:
 
 def _may_combine_rows(operation: Any) -> bool:
     """Tells by the axes of an operation, and by its symbolic shapes."""
+    try:
+        sides = operation.input, operation.output
+    except ValueError:
+        return True  # It is called more than once.
     given, made = (
         [tuple(leaf.shape) for leaf in keras.tree.flatten(side)]
-        for side in (operation.input, operation.output)
+        for side in sides
     )
     if not any(shape[:1] == (None,) for shape in given):
         return False
@@ -89,7 +93,7 @@ def _may_combine_rows(operation: Any) -> bool:
         return True
     rank, axis = max(map(len, given)), getattr(operation, "axis", ())
     axes = [0] if axis is None else keras.tree.flatten(axis)
-    return any(n % rank == 0 for n in axes)
+    return any(isinstance(n, int) and n % rank == 0 for n in axes)
 
 
 def hands_rows_only(model: keras.Model) -> bool:
