@@ -214,6 +214,31 @@ def test_a_layer_that_couples_rows_is_found(layer, expected):
     assert report.cause.name == "rows coupled in a layer"
 
 
+class AddsASum(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.sum(ops.square(x)))
+        return x
+
+
+class SumsInALoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, *args, **kwargs):
+        return ops.sum(ops.square(y - y_pred))
+
+
+@IN_REPLICAS
+@pytest.mark.parametrize(
+    "options", [{"layer": AddsASum}, {"cls": SumsInALoss}], ids=["add", "step"]
+)
+def test_a_sum_that_is_not_written_as_one_is_found(options):
+    def make():
+        made = {"layer": options["layer"]()} if "layer" in options else options
+        return models.regressor(**made)
+
+    report = verify(make)
+    assert (report.first.kind, report.cause.name) == ("loss", "a sum over rows")
+    assert "keras_dist.sum_over_rows" in report.cause.text
+
+
 class Pairs(keras.losses.Loss):
     """Compares rows, in the method that Keras calls."""
 
