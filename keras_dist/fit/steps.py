@@ -105,7 +105,7 @@ class Steps:
             model = self._model()
             assert model is not None
             try:
-                return self._replicated_step(model, name, data)
+                return self.run(model, name, data)
             finally:
                 # TensorFlow's graph fails later.
                 if self._runner.traces_steps or sys.exc_info()[1]:
@@ -116,7 +116,8 @@ class Steps:
         setattr(replicated, REPLICATED, True)
         return replicated
 
-    def _replicated_step(self, model: keras.Model, name: str, data: Any) -> Any:
+    def run(self, model: keras.Model, name: str, data: Any) -> Any:
+        """Runs a step of a model, once for each replica."""
         self._runner.build(model, name, data)
         if self.must_build and not self._runner.traces_steps:
             # A callback has called `compile`.
