@@ -250,8 +250,9 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
         elif workers is not None and adds_up(*args, **kwargs):
             update = _additions_of(metric, step, update_state, args, kwargs)
         else:
-            is_number = is_mean and not exchange.is_row_shaped(args[0])
-            at = None if is_number else step.place(what)
+            given = (*args, *kwargs.values())
+            has_arrays = any(map(exchange.is_row_shaped, given))
+            at = step.place(what) if has_arrays or not is_mean else None
             update = _update_of(metric, update_state, place, args, kwargs, at)
         step.updates.append(update)
         return None

@@ -312,7 +312,7 @@ class Numbers(keras.Model):
         tokens = ops.sum(ops.cast(x > 0, "float32"))
         error = ops.sum(ops.where(x > 0, ops.abs(y - y_pred), 0.0)) / tokens
         self.by_tokens.update_state(error, sample_weight=tokens)
-        self.mean.update_state(ops.mean(ops.abs(y - y_pred)))
+        self.mean.update_state(values=ops.mean(ops.abs(y - y_pred)))
         found = {metric.name: metric.result() for metric in self.metrics}
         found["of_classes"] = found["of_classes"][1]
         return found | {"logged": ops.mean(ops.square(y_pred))}
