@@ -44,10 +44,10 @@ def _default_strategy() -> Any:
     return default_strategy()
 
 
-def _keras_hooks() -> Any:
-    from keras_dist.fit.creation import HOOKS
+def _hooks() -> Any:
+    from keras_dist.fit.hooks import table
 
-    return HOOKS
+    return table()
 
 
 def _imported_versions() -> dict[str, str]:
@@ -75,13 +75,17 @@ def _set_up() -> None:
         from keras_dist.plugin.backend import apply_environment
 
         apply_environment()
+    from keras_dist.cluster_resolver.detection import place
     from keras_dist.core import context
-    from keras_dist.fit.plain_models import watch_training
     from keras_dist.plugin import front_end
 
     context.register_default(_default_strategy)
-    front_end.register_keras_hooks(_keras_hooks)
-    watch_training()
+    front_end.register_hooks(_hooks)
+    found = place()
+    if found is not None and found[0].number > 1:
+        from keras_dist.fit.hooks import watch_training
+
+        watch_training()
 
 
 keras_import.when_imported(_set_up)

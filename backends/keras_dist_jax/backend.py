@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.internals.hooks import Hook
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
@@ -33,7 +35,6 @@ from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist_jax import checkpoints
 from keras_dist_jax import joining
-from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import runtime_internals
 from keras_dist_jax.compilation import compiled_program
 from keras_dist_jax.compiler import JaxCompiler
@@ -42,7 +43,7 @@ from keras_dist_jax.executor import JaxCentralExecutor
 from keras_dist_jax.executor import JaxExecutor
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import OneAtATime
-from keras_dist_jax.initial_values import make_in_parts
+from keras_dist_jax.hooks import table
 from keras_dist_jax.joined import register_trees
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import MeshLayout
@@ -81,8 +82,9 @@ class JaxBackend(
         self._cpu_gate = OneAtATime()
         self._plain_compiler = JaxCompiler(None, Gate())
         self._workers: JaxWorkers | None = None
-        internals.install_loss_scaling()
-        internals.hook_initialization(make_in_parts)
+
+    def hooks(self) -> Iterable[Hook]:
+        return table()
 
     def list_devices(self) -> Sequence[Device]:
         return list(jax_devices())

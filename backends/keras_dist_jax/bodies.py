@@ -20,7 +20,6 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_jax import agreement
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import scans
@@ -67,7 +66,6 @@ def run_region(
     # With `scans`, arrays have an axis for steps in front, and `fn` is called
     # for each step.
     context.check_cross_replica(strategy, "run")
-    keras_hooks().install()
     arguments, held, leaves = held_arrays((tuple(args), dict(kwargs)), layout)
     known = [v for k, v in trace.variables.items() if k in trace.values]
     values = [trace.values[id(variable)] for variable in known]

@@ -13,9 +13,10 @@ import keras
 from jax import lax
 
 from keras_dist.errors import TraceError
+from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_internals import stateless_scope
-from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.scopes import Recording
@@ -30,17 +31,13 @@ from keras_dist_jax.tracing import eagerly
 Branch = Callable[[], Any]
 
 
-@functools.cache
-def install_hooks() -> None:
-    """Makes `keras.ops.cond` and `keras.random` work in compiled functions."""
-    # Values that JAX traces in a branch can leave it only as results, and so do
-    # the assignments of branches. Keras refuses draws without a seed under any
-    # trace of JAX, where the seed would be lost.
-    internals.hook_cond(_hook_cond)
-    internals.hook_global_seed(_hook_global_seed)
+def hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
+    """Wraps the function that gives `keras.random` the global seeds.
 
+    Keras refuses draws without a seed under any trace of JAX, where the seed
+    would be lost.
+    """
 
-def _hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(original)
     def global_seed_generator() -> Any:
         made = None if current_trace() is None else internals.global_seed()
@@ -49,7 +46,13 @@ def _hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
     return global_seed_generator
 
 
-def _hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
+def hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the function that `keras.ops.cond` calls.
+
+    Values that JAX traces in a branch can leave it only as results, and so do
+    the assignments of branches.
+    """
+
     @functools.wraps(original)
     def cond(pred: Any, true_fn: Branch, false_fn: Branch) -> Any:
         if current_trace() is None and not is_recorded():
@@ -64,6 +67,32 @@ def _hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return cond
+
+
+@as_hook
+def hook_loss_scaling(
+    original: Any, self: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Stands for what an optimizer that scales losses does to variables.
+
+    On JAX, Keras' own can't be applied outside of its trainer.
+    """
+    trained, state = self._trainable_variables, self.variables
+    is_ours = any("distribute_strategy" in vars(each) for each in trained[:1])
+    if not is_ours and current_trace() is None and not is_recorded():
+        original(self, grads, trainable_variables)
+        return
+    if trainable_variables is not None:
+        given = dict(zip(map(id, trainable_variables), grads, strict=True))
+        grads = [given.get(id(variable)) for variable in trained]
+    results = self.stateless_apply(
+        [variable.value for variable in state],
+        list(grads),
+        [variable.value for variable in trained],
+    )
+    for variables, values in zip((trained, state), results, strict=True):
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
 
 
 def _assigned(branch: Branch) -> dict[int, keras.Variable]:
@@ -121,9 +150,6 @@ def differentiate(
     # JAX differentiates functions of arrays. So `fn` reads variables from an
     # overlay, and the values that it assigns leave as results, to be assigned
     # once JAX is done.
-    hooks = keras_hooks()
-    hooks.install_for_functions()
-    install_hooks()
     kept: list[Any] = []
 
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
@@ -150,7 +176,7 @@ def differentiate(
         else _value(below, variable)
         for variable, in_parts in zip(variables, are_in_parts, strict=True)
     ]
-    with hooks.creating():
+    with HOOKS:
         (value, (aux, written)), (by_variable, by_tensor) = jax.value_and_grad(
             of_values, argnums=(0, 1), has_aux=True
         )(values, list(tensors))

@@ -36,6 +36,7 @@ from typing import Any
 import keras
 
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_data import JOINS_STEPS
 from keras_dist.internals.keras_internals import global_state
 from keras_dist.internals.keras_optimizers import trainable_variables
@@ -170,42 +171,6 @@ def takes_data_only(step: Callable[..., Any]) -> bool:
     return len(required) == 1
 
 
-@functools.cache
-def install_loss_scaling() -> None:
-    """Lets an optimizer that scales losses be applied to variables."""
-
-    def _common_apply(
-        self: Any, grads: Any, trainable_variables: Any = None
-    ) -> None:
-        trained, state = self._trainable_variables, self.variables
-        if trainable_variables is not None:
-            given = dict(zip(map(id, trainable_variables), grads, strict=True))
-            grads = [given.get(id(variable)) for variable in trained]
-        results = self.stateless_apply(
-            [variable.value for variable in state],
-            list(grads),
-            [variable.value for variable in trained],
-        )
-        for variables, values in zip((trained, state), results, strict=True):
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
-
-    keras.optimizers.LossScaleOptimizer._common_apply = _common_apply
-
-
-@functools.cache
-def hook_initialization(start: Callable[[Any, Any], bool]) -> None:
-    """Has `start(variable, initializer)` initialize variables; returns false
-    for those that Keras is to initialize."""
-    original = keras.Variable._initialize_with_initializer
-
-    def _initialize_with_initializer(self: Any, initializer: Any) -> None:
-        if not start(self, initializer):
-            original(self, initializer)
-
-    keras.Variable._initialize_with_initializer = _initialize_with_initializer
-
-
 def draw_seed(seed: Any) -> Any:
     """Returns the numbers that Keras draws by an initializer's seed."""
     return seed_generator.draw_seed(seed)
@@ -255,11 +220,6 @@ def original(model: keras.Model, name: str) -> Callable[..., Any]:
     return method
 
 
-def hook_cond(hook: Callable[[Any], Any]) -> None:
-    """Wraps the function that `keras.ops.cond` calls."""
-    core.cond = hook(core.cond)
-
-
 class _Attention(threading.local):
     is_divided = False
 
@@ -267,32 +227,26 @@ class _Attention(threading.local):
 _attention = _Attention()
 
 
-@functools.cache
-def _hook_attention() -> None:
-    original = nn._can_use_flash_attention
-
-    @functools.wraps(original)
-    def _can_use_flash_attention(
-        *args: Any, raise_error: bool = False, **kwargs: Any
-    ) -> Any:
-        if not _attention.is_divided:
-            return original(*args, raise_error=raise_error, **kwargs)
-        if raise_error:
-            raise UnsupportedModelError(
-                "Keras' flash attention for TPUs is one kernel, which can't be "
-                "divided over the replicas of `fit`. Received: "
-                "flash_attention=True. Expected: None, for plain attention on "
-                "several TPUs, or a loop of your own with "
-                "`keras_dist.function`, where each replica runs the kernel."
-            )
-        return False
-
-    nn._can_use_flash_attention = _can_use_flash_attention
+@as_hook
+def hook_attention(
+    original: Any, *args: Any, raise_error: bool = False, **kwargs: Any
+) -> Any:
+    """Stands for what tells whether flash attention can be used."""
+    if not _attention.is_divided:
+        return original(*args, raise_error=raise_error, **kwargs)
+    if raise_error:
+        raise UnsupportedModelError(
+            "Keras' flash attention for TPUs is one kernel, which can't be "
+            "divided over the replicas of `fit`. Received: "
+            "flash_attention=True. Expected: None, for plain attention on "
+            "several TPUs, or a loop of your own with "
+            "`keras_dist.function`, where each replica runs the kernel."
+        )
+    return False
 
 
 def with_divided_attention(step: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps a step that all TPUs run together from kernels of one TPU."""
-    _hook_attention()
 
     @functools.wraps(step)
     def divided(*args: Any, **kwargs: Any) -> Any:
@@ -303,13 +257,6 @@ def with_divided_attention(step: Callable[..., Any]) -> Callable[..., Any]:
             _attention.is_divided = before
 
     return divided
-
-
-def hook_global_seed(hook: Callable[[Any], Any]) -> None:
-    """Wraps the function that gives `keras.random` the global seeds."""
-    seed_generator.global_seed_generator = hook(
-        seed_generator.global_seed_generator
-    )
 
 
 def global_seed() -> Any:

@@ -17,13 +17,12 @@ from keras_dist.core.context import refusing_variables
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.compiler import TraceLog
-from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist_jax import arrays
 from keras_dist_jax import shards
 from keras_dist_jax import structure
 from keras_dist_jax.arrays import ALONE
 from keras_dist_jax.arrays import COUNT
-from keras_dist_jax.control_flow import install_hooks
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import collectives
@@ -198,9 +197,6 @@ class Program:
         """Traces the function once, only to find its variables."""
         self._log.note(leaves)
         lend_global_seed()
-        hooks = keras_hooks()
-        hooks.install_for_functions()
-        install_hooks()
         trace = Trace({}, self._find)
         trace.is_survey = True
 
@@ -214,7 +210,7 @@ class Program:
             else refusing_variables(self._name)
         )
         try:
-            with hooks.creating(), refusing, noting_exchanges() as noted:
+            with HOOKS, refusing, noting_exchanges() as noted:
                 program = jax.make_jaxpr(body)(leaves)
         except Exception as error:
             raise_explained(error, self._name)
@@ -282,8 +278,7 @@ class Program:
             self._find,
             variables=self._variables,
         )
-        creating = keras_hooks().creating()
-        with creating, refusing_variables(self._name), trace.entered():
+        with HOOKS, refusing_variables(self._name), trace.entered():
             arrays, outline = structure.packed(self._call(leaves))
         if trace.unknown or set(trace.written) - self._written:
             self._log.note(leaves, "variables that it did not know")

@@ -20,6 +20,7 @@ from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.shards import Shards
 
 _GATHERED = "keras_dist_gathered"
+_checkpoint = jax.checkpoint  # as it is without the hook
 
 
 class _Reads(threading.local):
@@ -59,14 +60,18 @@ def gathers_again() -> bool:
     return _reads.in_checkpoint and not _reads.in_scan
 
 
-@functools.cache
-def install() -> None:
-    """Hooks JAX' scan and checkpoint, which Keras calls too, for good."""
-    original, checkpoint = jax.lax.scan, jax.checkpoint
+def hook_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `jax.checkpoint`, which Keras calls too."""
 
-    @functools.wraps(checkpoint)
+    @functools.wraps(original)
     def checkpointed(fun: Callable[..., Any], **options: Any) -> Any:
-        return checkpoint(_within(fun, in_checkpoint=True), **options)
+        return original(_within(fun, in_checkpoint=True), **options)
+
+    return checkpointed
+
+
+def hook_scan(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `jax.lax.scan`, which Keras calls too."""
 
     @functools.wraps(original)
     def scan(
@@ -100,11 +105,10 @@ def install() -> None:
         # The backward pass gathers again, so that no step keeps its slice.
         # A policy would hold inside of the user's own checkpoints, too.
         policy = None if _has_checkpoint(f, init, xs) else _may_keep
-        again = checkpoint(step, policy=policy, prevent_cse=False)
+        again = _checkpoint(step, policy=policy, prevent_cse=False)
         return original(again, init, tree.unflatten(parts), *args, **kwargs)
 
-    jax.lax.scan = scan
-    jax.checkpoint = jax.remat = checkpointed
+    return scan
 
 
 def _within(fn: Callable[..., Any], **flags: bool) -> Callable[..., Any]:

@@ -41,8 +41,6 @@ class Sharding:
         self.layout = layout
         self._axes = LogicalAxes(plan.layouts)
         self._creating = _SlotCreation()
-        if plan.shards_variables:
-            scans.install()
 
     def shards_for(self, variable: keras.Variable) -> Shards | None:
         """Returns how devices divide a variable; `None` if each has it all."""

@@ -4,7 +4,6 @@ Assignments wait for all gradients, and so for all operations before them.
 """
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from keras_dist.core.context import inlines
 from keras_dist.core.context import replaced
+from keras_dist.internals.hooks import as_hook
 from keras_dist.replica.state import current_replica
 
 
@@ -50,16 +50,6 @@ def wait_for(check: Any) -> None:
         _current.barrier.checks.append(check)
 
 
-@functools.cache
-def install_updates() -> None:
-    """Makes optimizers build outside of graphs and wait for gradients."""
-    for cls in (
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-    ):
-        cls.apply = _waiting(cls.apply)
-
-
 def _build(optimizer: Any, variables: list[Any]) -> None:
     """Makes an optimizer's variables, whose initial values wait for nothing."""
     if inlines():
@@ -74,34 +64,34 @@ def _build(optimizer: Any, variables: list[Any]) -> None:
             optimizer.build(variables)
 
 
-def _waiting(original: Any) -> Any:
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        if tf.executing_eagerly():
-            original(self, grads, trainable_variables)
-            return
-        is_outside = current_replica() is None
-        if trainable_variables and not self.built and is_outside:
-            trainable_variables = list(trainable_variables)
-            _build(self, trainable_variables)
-        own = self.variables
-        if not own or "distribute_strategy" not in vars(own[0]):
-            original(self, grads, trainable_variables)
-            return
-        grads = list(grads)
-        tensors = [
-            g.values if isinstance(g, tf.IndexedSlices) else g
-            for g in grads
-            if g is not None
-        ]
-        barrier = _current.barrier
-        checks = [] if barrier is None else barrier.checks
-        waits = tf.control_dependencies([*tensors, *checks])
-        with replaced(_current, barrier=None), waits:
-            original(self, grads, trainable_variables)
-        # `None` for an optimizer inside of another one, such as that of
-        # `LossScaleOptimizer`: its gradients may be in a branch.
-        if barrier is not None:
-            barrier.passed(tensors)
-
-    return apply
+@as_hook
+def hook_apply(
+    original: Any, self: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Stands for `apply`, which builds outside of graphs and waits there."""
+    if tf.executing_eagerly():
+        original(self, grads, trainable_variables)
+        return
+    is_outside = current_replica() is None
+    if trainable_variables and not self.built and is_outside:
+        trainable_variables = list(trainable_variables)
+        _build(self, trainable_variables)
+    own = self.variables
+    if not own or "distribute_strategy" not in vars(own[0]):
+        original(self, grads, trainable_variables)
+        return
+    grads = list(grads)
+    tensors = [
+        g.values if isinstance(g, tf.IndexedSlices) else g
+        for g in grads
+        if g is not None
+    ]
+    barrier = _current.barrier
+    checks = [] if barrier is None else barrier.checks
+    waits = tf.control_dependencies([*tensors, *checks])
+    with replaced(_current, barrier=None), waits:
+        original(self, grads, trainable_variables)
+    # `None` for an optimizer inside of another one, such as that of
+    # `LossScaleOptimizer`: its gradients may be in a branch.
+    if barrier is not None:
+        barrier.passed(tensors)

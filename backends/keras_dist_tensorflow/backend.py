@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.internals.hooks import Hook
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.membership import leave_at_exit
@@ -24,6 +26,7 @@ from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowOneDeviceExecutor
+from keras_dist_tensorflow.hooks import table
 from keras_dist_tensorflow.mirrored import TensorFlowReplicaExecutor
 from keras_dist_tensorflow.profiler import TensorFlowProfiler
 from keras_dist_tensorflow.workers import TensorFlowWorkers
@@ -49,6 +52,9 @@ class TensorFlowBackend(Backend, Differentiates):
         self._profiler = TensorFlowProfiler()
         self._compiler = TensorFlowCompiler()
         self._workers: TensorFlowWorkers | None = None
+
+    def hooks(self) -> Iterable[Hook]:
+        return table()
 
     def list_devices(self) -> Sequence[Device]:
         return [

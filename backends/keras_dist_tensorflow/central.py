@@ -18,6 +18,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
+from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin import threads
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.replica import Replica
@@ -25,6 +26,7 @@ from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
+from keras_dist.replica.variables import CentralVariable
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
@@ -76,7 +78,6 @@ class CentralExecutor(StepExecutor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        keras_internals.install_early_kernels()
         self.updater = AtOwners()
         self._owners = Owners(plan.variable_devices)
         self._threads = threads.BatonPool(capture_thread)
@@ -139,6 +140,17 @@ class CentralExecutor(StepExecutor):
         self.moves.adopt(optimizer, self.updater)
         with natives.on_device(self.plan.primary):
             yield
+
+
+@as_hook
+def hook_convolution(
+    original: Any, inputs: Any, kernel: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for Keras' convolution, whose kernel is read first: XLA can't
+    read it on another device."""
+    if isinstance(kernel, CentralVariable):
+        kernel = tf.convert_to_tensor(kernel)
+    return original(inputs, kernel, *args, **kwargs)
 
 
 class CentralReplica(TensorFlowReplica):

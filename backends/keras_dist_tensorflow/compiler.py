@@ -27,7 +27,6 @@ from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.recorder import Call
 from keras_dist_tensorflow import runtime_internals
-from keras_dist_tensorflow.atomic import install_updates
 from keras_dist_tensorflow.traced import Traced
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
@@ -42,7 +41,6 @@ class TensorFlowCompiler(Compiler):
         num_replicas: int | None = None,  # `None` on one device
         workers: TensorFlowWorkers | None = None,
     ) -> None:
-        install_updates()
         self._num_replicas = num_replicas
         self.workers = workers
         self.scope: Callable[[], contextlib.AbstractContextManager[Any]] = (

@@ -52,10 +52,8 @@ from keras_dist_tensorflow.natives import one_copy
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import noting
-from keras_dist_tensorflow.replica import install_tapes
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
-from keras_dist_tensorflow.trainer import install_plain_models
 from keras_dist_tensorflow.trainer import recorded
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
@@ -81,8 +79,6 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     ) -> None:
         super().__init__(plan, workers)
         self.compiler = TensorFlowCompiler(plan.num_replicas, workers)
-        install_plain_models()
-        install_tapes()
         self._sizes = StepSizes()
         self._unequal = UnequalLengths()
         # The errors that steps raise while they run, by their number.

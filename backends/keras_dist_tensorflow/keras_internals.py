@@ -1,7 +1,6 @@
 """The door to private names of Keras; its functions say what each is for."""
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -43,20 +42,6 @@ def native_of(variable: keras.Variable) -> Any:
 
 def replace_native_variable(variable: keras.Variable, native: Any) -> None:
     variable._value = native
-
-
-@functools.cache
-def install_early_kernels() -> None:
-    """Makes convolutions read kernels first: XLA can't, across devices."""
-    original = nn.conv
-
-    @functools.wraps(original)
-    def conv(inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(kernel, keras.Variable):
-            kernel = tf.convert_to_tensor(kernel)
-        return original(inputs, kernel, *args, **kwargs)
-
-    nn.conv = conv
 
 
 def native_key(native: Any) -> Any:

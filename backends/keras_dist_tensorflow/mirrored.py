@@ -1,7 +1,6 @@
 """Mirrored replicas: `tf.distribute.MirroredStrategy` as the engine."""
 
 import contextlib
-import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
@@ -82,9 +82,6 @@ class TensorFlowReplicaExecutor(StepExecutor):
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self.updater = self.native
-        runtime_internals.silence_advice()
-        install_slots()
-        runtime_internals.install_conversions()
         keras_internals.install_applying(self.native)
 
     def creation_scope(self) -> Any:
@@ -133,10 +130,12 @@ class TensorFlowReplicaExecutor(StepExecutor):
             replica = MirroredReplica(index, shares[index], round_, group)
             results[index] = fn(replica)
 
-        run = functools.partial(
-            self.native.run,
-            tf.autograph.experimental.do_not_convert(on_replica),
-        )
+        plain = tf.autograph.experimental.do_not_convert(on_replica)
+
+        def run() -> None:
+            with runtime_internals.without_advice():
+                self.native.run(plain)
+
         try:
             is_in_replica = (
                 tf.distribute.has_strategy()
@@ -155,6 +154,8 @@ class TensorFlowReplicaExecutor(StepExecutor):
             ):
                 raise
             raise divergence(round_.places()) from error
+        finally:
+            round_.release()
         return [results[index] for index in range(len(shares))]
 
     def updating(
@@ -178,6 +179,12 @@ class MeetingRound:
         """Restores the variables that replicas wrote and did not commit."""
         for native, value in reversed(self.overwritten):
             native.assign(value)
+
+    def release(self) -> None:
+        """Drops the replicas' values. TensorFlow keeps custom gradients of
+        graphs, and so what they refer to, as long as the process lives."""
+        self._arrived.clear()
+        self._result = None
 
     def places(self) -> list[str | None]:
         return [what or None for what, _ in self._arrived]
@@ -218,46 +225,42 @@ class MirroredReplica(TensorFlowReplica):
         self.round.overwritten = []
 
 
-@functools.cache
-def install_slots() -> None:
-    """Makes optimizers use the native strategy that has their variables."""
-    optimizer = keras.optimizers.Optimizer
-    original = optimizer.add_variable_from_reference
+@as_hook
+def hook_slot(
+    original: Any, self: Any, reference_variable: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Stands for the method by which an optimizer makes a slot, under the
+    native strategy that has the variable."""
 
-    @functools.wraps(original)
-    def add_variable_from_reference(
-        self: Any, reference_variable: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        def slot() -> Any:
-            return original(self, reference_variable, *args, **kwargs)
+    def slot() -> Any:
+        return original(self, reference_variable, *args, **kwargs)
 
-        is_inside = tf.distribute.has_strategy()
-        if is_inside and tf.distribute.get_replica_context() is not None:
-            return slot()  # a replica of the user's own tf.distribute program
-        native = _take_strategy(self, reference_variable)
-        if native is not None:
-            with native.scope():
-                return slot()
-        if is_inside:
-            keras_internals.set_strategy(self, tf.distribute.get_strategy())
+    is_inside = tf.distribute.has_strategy()
+    if is_inside and tf.distribute.get_replica_context() is not None:
+        return slot()  # a replica of the user's own tf.distribute program
+    native = _take_strategy(self, reference_variable)
+    if native is not None:
+        with native.scope():
             return slot()
-        made = slot()
-        # The slot may have copies, though the variable has one.
-        _take_strategy(self, made)
-        return made
+    if is_inside:
+        keras_internals.set_strategy(self, tf.distribute.get_strategy())
+        return slot()
+    made = slot()
+    # The slot may have copies, though the variable has one.
+    _take_strategy(self, made)
+    return made
 
-    original_build = optimizer.build
 
-    @functools.wraps(original_build)
-    def build(self: Any, variables: Any) -> Any:
-        # Not every optimizer has slots, but each has to know its strategy.
-        for variable in variables:
-            if _take_strategy(self, variable) is not None:
-                break
-        return original_build(self, variables)
+@as_hook
+def hook_build(original: Any, self: Any, variables: Any) -> Any:
+    """Stands for `build` of an optimizer, which has to know its strategy.
 
-    optimizer.add_variable_from_reference = add_variable_from_reference
-    optimizer.build = build
+    Not every optimizer has slots.
+    """
+    for variable in variables:
+        if _take_strategy(self, variable) is not None:
+            break
+    return original(self, variables)
 
 
 def _take_strategy(optimizer: Any, variable: Any) -> Any:

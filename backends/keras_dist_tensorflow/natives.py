@@ -71,9 +71,13 @@ class Moves:
     """Replaced `tf.Variable`s, and the models and optimizers that follow."""
 
     so_far = 0  # moves in this process
+    # The handles of replaced variables, by id.
+    gone: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __init__(self) -> None:
+        # Keys of replaced variables, and of those in their place.
         self._renamed: dict[Any, Any] = {}
+        self._num_moves = 0
         # For each model and optimizer, the number of moves that it follows.
         self._told: weakref.WeakKeyDictionary[Any, int] = (
             weakref.WeakKeyDictionary()
@@ -81,10 +85,12 @@ class Moves:
 
     def move(self, variable: keras.Variable, to: Any) -> None:
         Moves.so_far += 1
+        self._num_moves += 1
         old = keras_internals.native_of(variable)
-        self._renamed[keras_internals.native_key(old)] = (
-            keras_internals.native_key(to)
-        )
+        Moves.gone.update((id(c.handle), c.handle) for c in components(old))
+        key = keras_internals.native_key(old)
+        self._renamed[key] = keras_internals.native_key(to)
+        weakref.finalize(variable, self._renamed.pop, key, None).atexit = False
         keras_internals.replace_native_variable(variable, to)
 
     def follow(
@@ -105,10 +111,9 @@ class Moves:
         keras_internals.adopt_optimizer(optimizer, native, renamed)
 
     def _is_news(self, owner: Any) -> bool:
-        count = len(self._renamed)
-        if self._told.get(owner, 0) == count:
+        if self._told.get(owner, 0) == self._num_moves:
             return False
-        self._told[owner] = count
+        self._told[owner] = self._num_moves
         return True
 
 

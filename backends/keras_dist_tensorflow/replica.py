@@ -22,7 +22,6 @@ from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 from keras_dist_tensorflow.draws import draw_rows
@@ -108,16 +107,9 @@ def capture_thread() -> Callable[[], None]:
     return functools.partial(inherit_thread_state, state)
 
 
-@functools.cache
-def install_tapes() -> None:
-    """Wraps `tf.GradientTape.gradient` and `tf.custom_gradient`."""
-    tape = tf.GradientTape
-    tape.gradient = _in_replicas(tape.gradient)
-    # `keras.ops.custom_gradient` calls this one.
-    tf.custom_gradient = hook_custom_gradient(tf.custom_gradient)
+def hook_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `GradientTape.gradient`, which sums over rows in a replica."""
 
-
-def _in_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(
         self: tf.GradientTape,

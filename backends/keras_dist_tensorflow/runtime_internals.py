@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import secrets
+import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.core.values import install_arithmetic
+from keras_dist.core.context import replaced
+from keras_dist.core.values import arithmetic
+from keras_dist.internals.hooks import Hook
 from keras_dist.internals.private_names import private
 
 pywrap_tfe = private("tensorflow.python.pywrap_tfe")
@@ -49,8 +52,6 @@ for _name in (
     "tensorflow.python.pywrap_tfe.TFE_Py_UID",
 ):
     private(_name)
-
-install_arithmetic(PerReplica, "PerReplica")
 
 
 def native_per_replica(values: Sequence[Any]) -> Any:
@@ -96,11 +97,24 @@ def captured_creation() -> Callable[..., Any]:
 
 
 @functools.cache
-def silence_advice() -> None:
-    """Silences TensorFlow's advice on `MirroredStrategy` run eagerly."""
-    tf.get_logger().addFilter(
-        lambda record: "MirroredStrategy eagerly" not in str(record.msg)
-    )
+class _Advice(threading.local):
+    is_unwanted = False
+
+
+_advice = _Advice()
+
+
+def without_advice() -> contextlib.AbstractContextManager[None]:
+    """Silences advice on `MirroredStrategy` run eagerly, inside."""
+    return replaced(_advice, is_unwanted=True)
+
+
+def _hook_filter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def keep(record: Any) -> Any:
+        is_advice = "MirroredStrategy eagerly" in str(record.msg)
+        return not (_advice.is_unwanted and is_advice) and original(record)
+
+    return keep
 
 
 def register_loop(kind: type) -> None:
@@ -219,6 +233,15 @@ def set_random_state(state: str) -> None:
     context.context()._rng.setstate((version, tuple(numbers), gauss))
 
 
+def captures_of(function: Any) -> list[Any]:
+    """Returns the tensors from outside that a `tf.function` has captured."""
+    return [
+        tensor
+        for concrete in function._list_all_concrete_functions()
+        for tensor, _ in concrete.graph.captures
+    ]
+
+
 def is_eager(tensor: Any) -> bool:
     """Returns whether a tensor is eager: it has a value and is in no graph."""
     return isinstance(tensor, EagerTensor)
@@ -261,12 +284,22 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
         op_callbacks.remove_op_callback(callback)
 
 
-@functools.cache
-def install_conversions() -> None:
-    """Adds `int(v)`, `float(v)` and `complex(v)` to mirrored variables."""
+def hooks() -> Iterator[Hook]:
+    """Returns the hooks on classes of `tf.distribute`, and on its log."""
+    why = "a value of several replicas computes as one of ours"
+    for name, method in arithmetic(PerReplica, "PerReplica").items():
+        yield Hook(PerReplica, name, functools.partial(_given, method), why)
+    why = "a mirrored variable is a Python number where one is wanted"
     for kind in (complex, float, int):
+        make = functools.partial(_given, _converting(kind))
+        yield Hook(DistributedVariable, f"__{kind.__name__}__", make, why)
+    why = "advice on a strategy of TensorFlow's is not for users of ours"
+    yield Hook(tf.get_logger(), "filter", _hook_filter, why)
 
-        def convert(self: Any, kind: Any = kind) -> Any:
-            return kind(self.read_value())
 
-        setattr(DistributedVariable, f"__{kind.__name__}__", convert)
+def _given(method: Any, original: Any) -> Any:
+    return method
+
+
+def _converting(kind: Any) -> Callable[[Any], Any]:
+    return lambda variable: kind(variable.read_value())

@@ -22,8 +22,8 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
 from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.compiler import TraceLog
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.front_end import StepsOfData
-from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.natives import Moves
 
@@ -56,8 +56,14 @@ class Traced:
 
     @property
     def is_outdated(self) -> bool:
-        """True once a variable that a trace may have captured was replaced."""
-        return self._moves != Moves.so_far
+        """True once a variable that a trace has captured was replaced."""
+        if self._moves == Moves.so_far:
+            return False
+        self._moves = Moves.so_far
+        return any(
+            id(handle) in Moves.gone
+            for handle in runtime_internals.captures_of(self._function)
+        )
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         outputs = self._call("__call__", args, kwargs)
@@ -95,13 +101,12 @@ class Traced:
             kwargs = keywords[0] if keywords else {}
             leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
             self._log.note([leaf for leaf in leaves if tf.is_tensor(leaf)])
-            creating = keras_hooks().creating
             refusing = (
                 refusing_variables(self._name)
                 if self._is_traced
                 else contextlib.nullcontext()
             )
-            with inlining(), creating(), refusing:
+            with HOOKS, inlining(), refusing:
                 args, kwargs = map_nest(_opened, (args, kwargs))
                 return map_nest(_closed_result, self._fn(args, kwargs))
 

@@ -11,7 +11,6 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.internals.keras_internals import Trainer
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.recorder import FlightRecorder
@@ -57,32 +56,28 @@ class OneReplica:
         return contextlib.nullcontext()  # each model enters its own scope
 
 
-@functools.cache
-def install_plain_models() -> None:
-    """Makes models of no strategy retrace once their variables moved."""
-    for name in ("train", "test", "predict"):
-        method = f"make_{name}_function"
-        original = getattr(Trainer, method)
-        setattr(Trainer, method, _knowing_its_variables(original, name))
+# By plain model, for each of its functions: ids of the `tf.Variable`s that it
+# was made for. A trace keeps those that it captured.
+_traced: weakref.WeakKeyDictionary[keras.Model, dict[str, list[int]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def _knowing_its_variables(
-    original: Callable[..., Any], name: str
-) -> Callable[..., Any]:
-    traced: weakref.WeakKeyDictionary[keras.Model, list[int]] = (
-        weakref.WeakKeyDictionary()
-    )
+def hook_make_function(
+    name: str, original: Any, self: keras.Model, force: bool = False
+) -> Any:
+    """Stands for the method that makes the function of `fit` or a relative.
 
-    @functools.wraps(original)
-    def make(self: keras.Model, force: bool = False) -> Any:
-        if bound(self) is None:
-            # A trace keeps the `tf.Variable`s that it captured.
-            now = [id(keras_internals.native_of(v)) for v in self.variables]
-            force = force or traced.get(self, now) != now
-            traced[self] = now
-        return original(self, force)
-
-    return make
+    A model of no strategy has it made again once its variables were moved, by a
+    strategy that it shares layers with.
+    """
+    owned = [v for v in self.variables if "distribute_strategy" in vars(v)]
+    if bound(self) is None and owned:
+        now = [id(keras_internals.native_of(v)) for v in owned]
+        made_for = _traced.setdefault(self, {})
+        force = force or made_for.get(name) != now
+        made_for[name] = now
+    return original(self, force)
 
 
 def recorded(

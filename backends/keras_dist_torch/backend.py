@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core import context
 from keras_dist.core.device import Device
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
@@ -18,9 +18,10 @@ from keras_dist.core.plan import Plan
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
+from keras_dist.internals.hooks import Hook
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.membership import leave_at_exit
 from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import SavesParts
@@ -32,11 +33,9 @@ from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.gradients import current
 from keras_dist.replica.scopes import Overlay
-from keras_dist_torch.chunks import install as install_chunks
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.gradients import detached
-from keras_dist_torch.keras_internals import device_scope
-from keras_dist_torch.keras_internals import hook_initialization
+from keras_dist_torch.hooks import table
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.profiler import TorchProfiler
 from keras_dist_torch.replicas import TorchCentralExecutor
@@ -62,8 +61,9 @@ class TorchBackend(
         self._compiler = TorchCompiler()
         self._workers: TorchWorkers | None = None
         self._is_simulated = False
-        install_chunks()
-        hook_initialization(_initial_values_device)
+
+    def hooks(self) -> Iterable[Hook]:
+        return table()
 
     def list_devices(self) -> Sequence[Device]:
         if self._is_simulated:
@@ -247,21 +247,6 @@ class TorchBackend(
         return value, aux, gradients
 
 
-def _initial_values_device(variable: keras.Variable) -> str | None:
-    """Returns where to compute a value that rests on another device."""
-    owner = vars(variable).get("distribute_strategy")
-    if owner is None and context.in_cross_replica_context():
-        owner = context.current_strategy()
-    executor = getattr(owner, "executor", None)
-    # A symbolic call has no values.
-    if (
-        not isinstance(executor, TorchCentralExecutor)
-        or device_scope() == "meta"
-    ):
-        return None
-    return str(executor.initial_values_device())
-
-
 @contextlib.contextmanager
 def _read_as_leaves(
     variables: Sequence[keras.Variable],
@@ -277,11 +262,9 @@ def _read_as_leaves(
     if not overlaid:
         yield leaves
         return
-    hooks = keras_hooks()
-    hooks.install_for_functions()
     overlay = Overlay(overlaid)
     try:
-        with hooks.creating(), overlay:
+        with HOOKS, overlay:
             yield leaves
     finally:
         overlay.release()

@@ -4,7 +4,6 @@ Keras' optimizers compute with lists of tensors, and their results are as large
 as all the variables together: three times for Adam. A chunk's are not.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +11,8 @@ import keras
 import torch
 
 from keras_dist.core.packing import packs
+from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_internals import is_of_keras
-from keras_dist.internals.overrides import as_hook
-from keras_dist_torch.keras_internals import ParallelOptimizer
 
 # Bytes of variables that are updated together, at most, or of a larger one.
 CHUNK = 1 << 26
@@ -22,22 +20,15 @@ CHUNK = 1 << 26
 _CHUNKS = "_keras_dist_chunks"
 
 
-@functools.cache
-def install() -> None:
-    """Hooks the update of Keras' optimizers for PyTorch, for good."""
-    ParallelOptimizer._backend_update_step = _hook_update(
-        ParallelOptimizer._backend_update_step
-    )
-
-
 @as_hook
-def _hook_update(
+def hook_update(
     original: Any,
     self: Any,
     grads: Sequence[Any],
     trainable_variables: Sequence[keras.Variable],
     learning_rate: Any,
 ) -> None:
+    """Stands for the update of Keras' optimizers for PyTorch."""
     chunks = (
         () if torch.compiler.is_compiling() else _of(self, trainable_variables)
     )

@@ -19,10 +19,10 @@ from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.compiler import check_arguments
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist.plugin.front_end import keras_hooks
 from keras_dist_torch.torch_internals import pytree
 
 
@@ -85,7 +85,7 @@ class TorchCompiler(Compiler):
             if function.key in self._have_run
             else contextlib.nullcontext()
         )
-        with inlining(), keras_hooks().creating(), refusing:
+        with inlining(), HOOKS, refusing:
             yield
         self._have_run.add(function.key)
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-import warnings
+import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -19,9 +19,12 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
+from keras_dist.internals.hooks import as_hook
+from keras_dist.internals.keras_optimizers import WITH_APPLY
 from keras_dist.internals.keras_random import lend_global_seed
-from keras_dist.internals.overrides import as_hook
-from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.places import Places
 from keras_dist.plugin.powers import KeepsParts
@@ -40,8 +43,6 @@ from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.draws import States
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.keras_internals import ParallelOptimizer
-from keras_dist_torch.keras_internals import hook_assignment
-from keras_dist_torch.keras_internals import hook_tracking
 from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.mesh import mesh_of
 from keras_dist_torch.parts import DTensorHome
@@ -64,9 +65,119 @@ from keras_dist_torch.workers import TorchWorkers
 T = TypeVar("T")
 
 
+@as_hook
+def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
+    """Keeps Keras from gathering variables to register them with PyTorch."""
+    if not is_live(self):
+        with as_parts():
+            original(self, *args)
+
+
+@as_hook
+def _hook_assignment(original: Any, self: Any, value: Any) -> None:
+    """Gathers what an optimizer assigns to a variable that is not in parts."""
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    original(self, value)
+
+
+@as_hook
+def _hook_update(
+    original: Any,
+    self: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[keras.Variable],
+    learning_rate: Any,
+) -> None:
+    """Has an optimizer compute with this worker's parts themselves, without
+    what `DTensor` does for each operation."""
+    if not (
+        reads_parts()
+        and may_cut(self)
+        and all(map(_is_alike, grads, trainable_variables))
+        and _has_slots_in_parts(self, trainable_variables)
+    ):
+        original(self, grads, trainable_variables, learning_rate)
+        return
+    own = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    with as_local_parts():
+        original(self, own, trainable_variables, learning_rate)
+
+
+def _is_alike(gradient: Any, variable: keras.Variable) -> bool:
+    """Returns whether a gradient is in parts as its variable is, or neither."""
+    kept = stored(variable)
+    if isinstance(kept, DTensor) and isinstance(gradient, DTensor):
+        return bool(kept.placements == gradient.placements)
+    return kept is None and not isinstance(gradient, DTensor)
+
+
+def _has_slots_in_parts(
+    optimizer: Any, variables: Sequence[keras.Variable]
+) -> bool:
+    """Returns whether no slot is whole whose variable may be in parts."""
+    shapes = {each.shape for each in variables if stored(each) is not None}
+    return not any(
+        each.shape in shapes and stored(each) is None
+        for each in optimizer.variables
+    )
+
+
+@as_hook
+def _hook_apply(
+    original: Any, self: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    """Refuses updates outside of steps, which would change copies only."""
+    trained = list(trainable_variables or ())
+    is_outside = current_replica() is None and not reads_parts()
+    if is_outside and are_in_parts([*self.variables, *trained]):
+        raise UnsupportedModelError(
+            f"Optimizer '{self.name}' was called outside of `fit`, "
+            "`train_on_batch`, a `train_step` and `strategy.run`, for "
+            "variables in parts. Expected: an update in a model's "
+            "`train_step` or in a replica function, or variables='mirrored'."
+        )
+    original(self, grads, trainable_variables and trained)
+
+
+class _Called(threading.local):
+    # Takes the models that a replica function calls.
+    prepare: Callable[[keras.Model], None] | None = None
+
+
+_called = _Called()
+
+
+@as_hook
+def _hook_call(original: Any, layer: Any, /, *args: Any, **kw: Any) -> Any:
+    """Prepares a model that a replica function calls itself."""
+    prepare = _called.prepare if isinstance(layer, keras.Model) else None
+    if prepare is not None and keras_internals.innermost_layer() is None:
+        prepare(layer)
+    return original(layer, *args, **kw)
+
+
+def _table() -> Iterator[Hook]:
+    yield from HOOKS.rows
+    why = "nothing is gathered to register it with PyTorch"
+    for name in ("_track_variables", "_post_track_variable"):
+        yield Hook(keras.Layer, name, _hook_tracking, why)
+    why = "what is assigned to a variable that is whole is gathered"
+    yield Hook(keras.Variable, "_direct_assign", _hook_assignment, why)
+    why = "updates outside of steps, which would change copies, are refused"
+    for cls in WITH_APPLY:
+        yield Hook(cls, "apply", _hook_apply, why)
+    why = "an optimizer computes with a worker's parts themselves"
+    name = "_backend_update_step"
+    yield Hook(ParallelOptimizer, name, _hook_update, why)
+    why = "a model's layers are in parts before a replica calls it"
+    yield Hook(keras.Layer, "__call__", _hook_call, why)
+
+
 class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     """Runs one replica a worker, on variables in parts."""
 
+    hooks = Hooks(_table)
     workers: TorchWorkers
     # A plain model would update copies.
     shares_layers = False
@@ -77,7 +188,6 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         self._mesh = mesh_of(workers, self._home.type)
         # FSDP's hooks, as they are.
         self._step = torch._dynamo.disable(self._run_step)
-        install()
 
     def home(self, variable: keras.Variable) -> Home:
         is_sharded = isinstance(variable, ShardedVariable)
@@ -110,24 +220,17 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         called: list[keras.Model] = []
 
-        @as_hook
-        def prepare_first(
-            original: Any, layer: Any, /, *args: Any, **kw: Any
-        ) -> Any:
-            is_outer = keras_internals.innermost_layer() is None
-            if is_outer and isinstance(layer, keras.Model):
-                called.append(layer)
-                if new_layers(layer):
-                    with outside_replicas():
-                        self.prepare(layer)
-            return original(layer, *args, **kw)
+        def prepare(model: keras.Model) -> None:
+            called.append(model)
+            if new_layers(model):
+                with outside_replicas():
+                    self.prepare(model)
 
         try:
             # All workers call the same models, and share their layers then.
-            prepared = prepare_first(keras.Layer.__call__)
             # Compiled functions run as they are, with FSDP's hooks.
             plainly = torch.compiler.set_stance("force_eager")
-            with replaced(keras.Layer, __call__=prepared), plainly:
+            with replaced(_called, prepare=prepare), plainly:
                 return super().call(fn)
         except BaseException:
             for model in called:
@@ -295,98 +398,3 @@ def _not_in_parts(
         f"can't be computed on them. PyTorch says: {error}. Expected: "
         "operations that DTensor has, or variables='mirrored'."
     )
-
-
-@functools.cache
-def install() -> None:
-    """Hooks Keras for variables in parts, once."""
-    # It is right: such a variable is the same on all workers.
-    warnings.filterwarnings("ignore", "Found a non-scalar tensor with numel=1")
-    hook_tracking(_hook_tracking)
-    hook_assignment(_hook_assignment)
-    # Installed first, so that the order of wrappers is the same whichever
-    # strategy is made first.
-    keras_hooks().install()
-    for cls in (
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-    ):
-        cls.apply = _hook_apply(cls.apply)
-    ParallelOptimizer._backend_update_step = _hook_update(
-        ParallelOptimizer._backend_update_step
-    )
-
-
-@as_hook
-def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
-    """Keeps Keras from gathering variables to register them with PyTorch."""
-    if not is_live(self):
-        with as_parts():
-            original(self, *args)
-
-
-@as_hook
-def _hook_assignment(original: Any, self: Any, value: Any) -> None:
-    """Gathers what an optimizer assigns to a variable that is not in parts."""
-    if isinstance(value, DTensor):
-        value = value.full_tensor()
-    original(self, value)
-
-
-@as_hook
-def _hook_update(
-    original: Any,
-    self: Any,
-    grads: Sequence[Any],
-    trainable_variables: Sequence[keras.Variable],
-    learning_rate: Any,
-) -> None:
-    """Has an optimizer compute with this worker's parts themselves, without
-    what `DTensor` does for each operation."""
-    if not (
-        reads_parts()
-        and may_cut(self)
-        and all(map(_is_alike, grads, trainable_variables))
-        and _has_slots_in_parts(self, trainable_variables)
-    ):
-        original(self, grads, trainable_variables, learning_rate)
-        return
-    own = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
-    with as_local_parts():
-        original(self, own, trainable_variables, learning_rate)
-
-
-def _is_alike(gradient: Any, variable: keras.Variable) -> bool:
-    """Returns whether a gradient is in parts as its variable is, or neither."""
-    kept = stored(variable)
-    if isinstance(kept, DTensor) and isinstance(gradient, DTensor):
-        return bool(kept.placements == gradient.placements)
-    return kept is None and not isinstance(gradient, DTensor)
-
-
-def _has_slots_in_parts(
-    optimizer: Any, variables: Sequence[keras.Variable]
-) -> bool:
-    """Returns whether no slot is whole whose variable may be in parts."""
-    shapes = {each.shape for each in variables if stored(each) is not None}
-    return not any(
-        each.shape in shapes and stored(each) is None
-        for each in optimizer.variables
-    )
-
-
-@as_hook
-def _hook_apply(
-    original: Any, self: Any, grads: Any, trainable_variables: Any = None
-) -> None:
-    """Refuses updates outside of steps, which would change copies only."""
-    trained = list(trainable_variables or ())
-    is_outside = current_replica() is None and not reads_parts()
-    if is_outside and are_in_parts([*self.variables, *trained]):
-        raise UnsupportedModelError(
-            f"Optimizer '{self.name}' was called outside of `fit`, "
-            "`train_on_batch`, a `train_step` and `strategy.run`, for "
-            "variables in parts. Expected: an update in a model's "
-            "`train_step` or in a replica function, or variables='mirrored'."
-        )
-    original(self, grads, trainable_variables and trained)

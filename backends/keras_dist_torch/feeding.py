@@ -21,8 +21,9 @@ import torch
 
 from keras_dist.core.context import replaced
 from keras_dist.core.nests import map_leaves
+from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.executor import Executor
-from keras_dist_torch.keras_internals import hook_batches
+from keras_dist_torch.keras_internals import arrays_in
 
 # Starts to copy a batch; the result gives the copy to the GPU's next step.
 Send = Callable[[Any], Callable[[], Any]]
@@ -49,7 +50,6 @@ def to_gpu(device: torch.device, executor: Executor) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    hook_batches(_fed)
 
     def make() -> Send:
         return Lane(device).send
@@ -62,7 +62,6 @@ def to_gpu(device: torch.device, executor: Executor) -> Iterator[None]:
 @contextlib.contextmanager
 def from_host() -> Iterator[None]:
     """Has trainers read batches on the host, which steps send, inside."""
-    hook_batches(_fed)
     with replaced(_now, make=lambda: _as_it_is, ahead=0, least=0):
         yield
 
@@ -71,8 +70,19 @@ def _as_it_is(batch: Any) -> Callable[[], Any]:
     return lambda: batch
 
 
-def _fed(batches: Iterable[Any], size: int | None) -> Iterable[Any]:
-    if _now.make is None or (size is not None and size < _now.least):
+@as_hook
+def hook_batches(original: Any, self: Any, /) -> Any:
+    """Stands for the method by which a trainer gets its batches.
+
+    Arrays that are on a GPU already are not sent.
+    """
+    batches = original(self)
+    if _now.make is None:
+        return batches
+    arrays, size = arrays_in(self)
+    if any(isinstance(a, torch.Tensor) and a.is_cuda for a in arrays):
+        return batches
+    if size is not None and size < _now.least:
         return batches
     return sent_ahead(batches, _now.make(), 0 if size is None else _now.ahead)
 

@@ -7,6 +7,7 @@ Hooks on variables, which would see one replica's gradient, are refused.
 import functools
 import inspect
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NoReturn
@@ -19,6 +20,7 @@ from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
+from keras_dist.internals.hooks import Hook
 from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.gradients import hook_custom_gradient
@@ -111,22 +113,37 @@ def weighted_sum(
     return total
 
 
-@functools.cache
-def install() -> None:
-    """Patches torch and Keras for gradients of replicas, once."""
-    keras.Layer.zero_grad = _clearing(keras.Layer.zero_grad)
+class _GlobalStepHook:
+    """What torch calls before each step of its optimizers, as an attribute."""
+
+    before_step: Any = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handle = register_optimizer_step_pre_hook(value)
+        vars(self).update({name: value, "handle": handle})
+
+    def __delattr__(self, name: str) -> None:
+        vars(self).pop("handle").remove()
+        del vars(self)[name]
+
+
+def hooks() -> Iterator[Hook]:
+    """Returns the hooks for gradients of replicas."""
+    why = "`zero_grad` clears the gradients of its replica"
+    yield Hook(keras.Layer, "zero_grad", _clearing, why)
+    why = "what would see, or change, one replica's gradient is refused"
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        refusing = _refusing(getattr(torch.nn.utils, name))
         for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-            setattr(module, name, refusing)
+            yield Hook(module, name, _refusing, why)
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        original = getattr(torch.Tensor, name)
-        setattr(torch.Tensor, name, _registering(original))
-    torch.autograd.grad = _checked_grad(torch.autograd.grad)
-    torch.autograd.backward = _checked_backward(torch.autograd.backward)
-    register_optimizer_step_pre_hook(_refuse_optimizer)
-    core = keras_internals.backend_core
-    core.custom_gradient = hook_custom_gradient(core.custom_gradient)
+        yield Hook(torch.Tensor, name, _registering, why)
+    yield Hook(_GlobalStepHook(), "before_step", lambda _: _refuse_step, why)
+    why = "variables in parts get weighed gradients"
+    yield Hook(torch.autograd, "grad", _checked_grad, why)
+    yield Hook(torch.autograd, "backward", _checked_backward, why)
+    core, make = keras_internals.backend_core, hook_custom_gradient
+    why = "a gradient that a user defines sees that of one device"
+    yield Hook(core, "custom_gradient", make, why)
 
 
 def _clearing(original: Callable[..., None]) -> Callable[..., None]:
@@ -245,7 +262,7 @@ def refuse_in_place(model: keras.Model, key: int) -> NoReturn:
     )
 
 
-def _refuse_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Refuses an optimizer of PyTorch's own that takes a step."""
     state = current_replica()
     if state is None or state.strategy.plan.num_replicas == 1:

@@ -15,20 +15,14 @@ others give a `torch_seed_generator`.
 """
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import torch
 
-from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import global_state
-from keras_dist.internals.overrides import as_hook
 from keras_dist.internals.private_names import private
-from keras_dist.plugin.front_end import bound
-from keras_dist.plugin.membership import is_alone_on_purpose
 
 TorchModuleWrapper = private("keras.src.utils.torch_utils.TorchModuleWrapper")
 ParallelOptimizer = private(
@@ -40,7 +34,7 @@ _generator_of = private("keras.src.backend.torch.random.torch_seed_generator")
 _ArrayAdapter = private(
     "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter"
 )
-_EpochIterator = private("keras.src.backend.torch.trainer.TorchEpochIterator")
+EpochIterator = private("keras.src.backend.torch.trainer.TorchEpochIterator")
 
 
 def has_no_seed(generator: Any) -> bool:
@@ -105,56 +99,19 @@ def set_parameters(layer: keras.Layer, module: torch.nn.Module) -> None:
     layer._modules["_torch_params"] = module
 
 
-def hook_tracking(hook: Callable[[Any], Callable[..., Any]]) -> None:
-    """Hooks the methods that make parameters of a layer's variables."""
-    for name in ("_track_variables", "_post_track_variable"):
-        setattr(keras.Layer, name, hook(getattr(keras.Layer, name)))
+def arrays_in(iterator: Any) -> tuple[list[Any], int | None]:
+    """Returns the arrays that batches are taken from, if they are, and how
+    many numbers a batch has that may be read ahead.
 
-
-def hook_assignment(hook: Callable[[Any], Callable[..., Any]]) -> None:
-    """Hooks the method that writes into a variable's tensor."""
-    keras.Variable._direct_assign = hook(keras.Variable._direct_assign)
-
-
-@functools.cache
-def hook_initialization(device_of: Callable[[Any], str | None]) -> None:
-    """Has initial values computed on `device_of(variable)`, if there is one."""
-    original = keras.Variable._initialize_with_initializer
-
-    def _initialize_with_initializer(self: Any, initializer: Any) -> None:
-        device = device_of(self)
-
-        def on_device(*args: Any, **kwargs: Any) -> Any:
-            with keras.device(device):
-                return initializer(*args, **kwargs)
-
-        original(self, initializer if device is None else on_device)
-
-    keras.Variable._initialize_with_initializer = _initialize_with_initializer
-
-
-@functools.cache
-def hook_batches(fed: Callable[[Any, int | None], Any]) -> None:
-    """Has trainers read `fed(batches, size)` as their batches.
-
-    The size is how many numbers a batch has that may be read ahead. It is
-    `None` for users' own iterators, and for what draws random numbers for each
-    batch: nothing of them may be read before it is needed. Arrays that are on
-    a GPU already are not fed.
+    That is `None` for users' own iterators, and for what draws random numbers
+    for each batch: nothing of them may be read before it is needed.
     """
-
-    @as_hook
-    def read(original: Any, self: Any, /) -> Any:
-        adapter, batches = self.data_adapter, original(self)
-        is_array = isinstance(adapter, _ArrayAdapter)
-        arrays = keras.tree.flatten(adapter._inputs if is_array else None)
-        if any(isinstance(a, torch.Tensor) and a.is_cuda for a in arrays):
-            return batches
-        if not is_array or adapter._shuffle == "batch":
-            return fed(batches, None)
-        return fed(batches, _size_of_row(arrays) * adapter._batch_size)
-
-    _EpochIterator._get_iterator = read(_EpochIterator._get_iterator)
+    adapter = iterator.data_adapter
+    is_array = isinstance(adapter, _ArrayAdapter)
+    arrays = keras.tree.flatten(adapter._inputs if is_array else None)
+    if not is_array or adapter._shuffle == "batch":
+        return arrays, None
+    return arrays, _size_of_row(arrays) * adapter._batch_size
 
 
 def _size_of_row(arrays: list[Any]) -> int:
@@ -182,29 +139,3 @@ def on_device(
         return contextlib.nullcontext()
     scope: contextlib.AbstractContextManager[Any] = keras.device(name)
     return scope
-
-
-def keep_out_of_groups() -> None:
-    """Keeps models of strategies out of Keras' own distribution.
-
-    From Keras 3.16, it begins wherever a program has a default process group:
-    it puts models into DistributedDataParallel, and sums metrics once more.
-    Models that each worker trains alone on purpose are kept out too.
-    """
-    begin = "_initialize_ddp"
-    if begin not in vars(Trainer):
-        return
-    parent: Any = Trainer.__mro__[1]
-    _hook(begin, lambda model: None)
-    _hook("get_metrics_result", parent.get_metrics_result)
-
-
-def _hook(name: str, instead: Callable[[Any], Any]) -> None:
-    """Makes a method of Keras' trainer another one for what is kept out."""
-
-    @as_hook
-    def hook(original: Any, self: Any, /) -> Any:
-        is_kept_out = bound(self) is not None or is_alone_on_purpose()
-        return (instead if is_kept_out else original)(self)
-
-    setattr(Trainer, name, hook(getattr(Trainer, name)))

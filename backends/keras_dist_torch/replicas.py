@@ -38,7 +38,6 @@ from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.buckets import carries_numbers
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import States
-from keras_dist_torch.gradients import install
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.one_device import TorchExecutor
@@ -63,7 +62,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
-        install()
         self._home = torch_device(plan.primary)
         self._devices = [torch_device(device) for device in plan.devices]
         self._is_one_device = {self._home, *self._devices} == {self._home}

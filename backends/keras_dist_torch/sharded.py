@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,11 @@ import torch
 
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
-from keras_dist.plugin.front_end import keras_hooks
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
+from keras_dist.internals.hooks import as_hook
+from keras_dist.internals.keras_optimizers import WITH_APPLY
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.home import ShardedHome
 from keras_dist.plugin.powers import KeepsParts
@@ -128,8 +131,28 @@ class TorchSlotHome(ShardedHome):
             self._pieces.write(value)
 
 
+@as_hook
+def _hook_apply(
+    original: Any, self: Any, grads: Any, trainable_variables: Any = None
+) -> None:
+    if current_replica() is not None:
+        original(self, grads, trainable_variables)
+        return
+    with _whole.held(self.variables):
+        original(self, grads, trainable_variables)
+
+
+def _table() -> Iterator[Hook]:
+    yield from HOOKS.rows
+    why = "an optimizer holds variables whole when called outside replicas"
+    for cls in WITH_APPLY:
+        yield Hook(cls, "apply", _hook_apply, why)
+
+
 class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
     """Replicas that each sum and update a part of each variable."""
+
+    hooks = Hooks(_table)
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
@@ -140,7 +163,6 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
             home=self._home,
             workers=workers,
         )
-        install_apply()
 
     def home(self, variable: keras.Variable) -> Home:
         if is_slot(variable):
@@ -250,28 +272,3 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         self, variables: Sequence[keras.Variable]
     ) -> list[Pieces]:
         return [] if self.workers is None else all_pieces(variables)
-
-
-@functools.cache
-def install_apply() -> None:
-    """Makes optimizers hold variables whole when called outside replicas."""
-    # Installed first, so that the order of wrappers is the same whichever
-    # strategy is made first.
-    keras_hooks().install()
-    for cls in (
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-    ):
-        cls.apply = _holding_whole(cls.apply)
-
-
-def _holding_whole(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
-        if current_replica() is not None:
-            original(self, grads, trainable_variables)
-            return
-        with _whole.held(self.variables):
-            original(self, grads, trainable_variables)
-
-    return apply

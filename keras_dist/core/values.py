@@ -132,8 +132,9 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
 
 def install(cls: type, name: str) -> None:
     """Adds all operators to a class of distributed values."""
-    install_arithmetic(cls, name)
     given: Any = cls
+    for key, method in arithmetic(cls, name).items():
+        setattr(cls, key, method)
     given.__getitem__ = _method(operator.getitem, name)
     for do in _OF_CONTAINERS:
         setattr(cls, f"__{do.__name__}__", _method(do, name))
@@ -145,24 +146,21 @@ def install(cls: type, name: str) -> None:
     given.__format__ = with_format
 
 
-def install_arithmetic(cls: type, name: str) -> None:
-    """Adds arithmetic operators that a class, also a framework's, lacks."""
-
-    def give(method: str, do: Callable[..., Any]) -> None:
-        defined = getattr(cls, method, None)
-        if defined is None or defined is getattr(object, method, None):
-            setattr(cls, method, _method(do, name))
-
+def arithmetic(cls: type, name: str) -> dict[str, Callable[..., Any]]:
+    """Returns arithmetic operators that a class, also a framework's, lacks."""
+    found: dict[str, Callable[..., Any]] = {}
     for key in _BINARY:
         do = getattr(operator, key)
-        give(f"__{key}__", do)
-        give(f"__r{key}__", _swapped(do))
-    for key in _OTHERS:
-        give(f"__{key}__", getattr(operator, key))
-    for convert in _CONVERTING:
-        give(f"__{convert.__name__}__", convert)
-    if getattr(cls, "__array__", None) is None:
-        cls.__array__ = _array(name)  # type: ignore[attr-defined]
+        found |= {f"__{key}__": do, f"__r{key}__": _swapped(do)}
+    found |= {f"__{key}__": getattr(operator, key) for key in _OTHERS}
+    found |= {f"__{convert.__name__}__": convert for convert in _CONVERTING}
+    methods = {key: _method(do, name) for key, do in found.items()}
+    methods["__array__"] = _array(name)
+    return {
+        key: method
+        for key, method in methods.items()
+        if getattr(cls, key, None) in (None, getattr(object, key, None))
+    }
 
 
 def _swapped(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

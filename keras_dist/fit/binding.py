@@ -16,7 +16,6 @@ from keras_dist.errors import StrategyMismatchError
 from keras_dist.fit import own_code
 from keras_dist.fit.banner import introduce
 from keras_dist.fit.banner import rows_of_a_batch
-from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.plain_models import DistributedConfig
 from keras_dist.fit.plain_models import forget
 from keras_dist.fit.profile import stop_profiles_of
@@ -32,6 +31,7 @@ from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
+from keras_dist.internals.keras_random import is_seed
 from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.recorder import of_its_own
@@ -66,6 +66,9 @@ def claim_variables(
         if "distribute_strategy" not in vars(variable):
             _check_layout(variable, strategy)
             variable.distribute_strategy = strategy
+            # Keras' own seed generator lives as long as the process.
+            if not is_seed(variable):
+                strategy.executor.hooks.stay_with(variable)
             if not strategy.plan.is_one_device:
                 adopt(variable)
     workers = strategy.executor.workers
@@ -150,7 +153,6 @@ class Binding:
         # A layer with a trainer mixed in has no methods for saving.
         is_saved = isinstance(model, keras.Model)
         if is_saved and executor.workers is not None:
-            chief_saves.install()
             for name in chief_saves.METHODS:
                 replacements[name] = chief_saves.method_of(model, name)
         if isinstance(executor, StepRunner):
@@ -159,6 +161,7 @@ class Binding:
         replacements |= executor.bind(model)
         for name, value in replacements.items():
             object.__setattr__(model, name, value)
+        executor.hooks.stay_with(model)
         forget(model)
 
     def claim(self) -> None:
@@ -296,8 +299,7 @@ class Binding:
             is_new = not each_batch or self._claimed_for is not optimizer
             if agree is not None and is_new:
                 agree()
-            # Once for all steps: each step enters them, too.
-            with executor.execution_scope(), drawing_hooks():
+            with executor.execution_scope():
                 if is_new:
                     context.check_no_distribution(
                         self.strategy, f"model '{model.name}'"

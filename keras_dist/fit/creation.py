@@ -1,14 +1,9 @@
-"""Hooks on the creation of models and variables under a strategy.
-
-They are there for all threads while any scope is open, and look up the strategy
-of the calling thread.
-"""
+"""Hooks on the creation of models and variables under a strategy."""
 
 import contextlib
 import functools
 import threading
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import keras
@@ -16,17 +11,13 @@ import keras
 from keras_dist.core import context
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
-from keras_dist.fit import hooks
-from keras_dist.fit import updates
 from keras_dist.fit.binding import bind_model
 from keras_dist.fit.binding import claim_variable
 from keras_dist.fit.plain_models import notice
 from keras_dist.fit.plain_models import notice_scope
-from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.internals.keras_saveables import layer_variables
-from keras_dist.internals.overrides import as_hook
-from keras_dist.plugin.front_end import KerasHooks
 from keras_dist.plugin.front_end import bound
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.scopes import base_scope
@@ -44,7 +35,7 @@ class _Creating(threading.local):
 _creating = _Creating()
 
 
-def _hook_init(
+def hook_init(
     of_model: bool, original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> None:
     """Stands for `__init__` of models, or of trainers that are no models.
@@ -63,10 +54,15 @@ def _hook_init(
 
 
 @as_hook
-def _hook_variable(
+def hook_variable(
     original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> None:
-    if "distribute_strategy" in vars(self):  # `_share_new_variables`
+    """Stands for `__init__` of variables, which join an open scope."""
+    if "distribute_strategy" in vars(self):  # another replica has made it
+        return
+    if _is_shared(type(self)):
+        _share_from_now_on()
+        _shared(self, args, kwargs)
         return
     context.check_made_in_time()
     with suspended():
@@ -112,9 +108,10 @@ def _check_declaration(variable: keras.Variable) -> None:
 
 
 @as_hook
-def _hook_metric_state(
+def hook_metric_state(
     original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
+    """Stands for `Metric.add_variable`."""
     with context.replaced(_creating, makes_metric_state=True):
         return original(self, *args, **kwargs)
 
@@ -125,7 +122,7 @@ def beside(reference: Any) -> contextlib.AbstractContextManager[None]:
 
 
 @as_hook
-def _hook_slot(
+def hook_slot(
     original: Any,
     self: Any,
     /,
@@ -133,56 +130,54 @@ def _hook_slot(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    """Stands for the method by which an optimizer makes a slot."""
     with beside(reference_variable):
         return original(self, reference_variable, *args, **kwargs)
 
 
-_hooks_of_scopes = hooks.SharedHooks(
-    (keras.Model, "__init__", as_hook(partial(_hook_init, True))),
-    (Trainer, "__init__", as_hook(partial(_hook_init, False))),
-    (keras.Variable, "__init__", _hook_variable),
-    (keras.Metric, "add_variable", _hook_metric_state),
-    (keras.optimizers.Optimizer, "add_variable_from_reference", _hook_slot),
-    (keras.layers.BatchNormalization, "__init__", hooks.hook_constructor),
-)
+def _is_shared(cls: type) -> bool:
+    """Returns whether replicas that make a variable here make one."""
+    call = current_call()
+    is_new = call is not None and base_scope() is call.scope
+    return is_new and cls is keras.Variable
 
 
-def creation_hooks() -> contextlib.AbstractContextManager[None]:
-    """Installs the hooks with the first scope; removes them with the last."""
-    _share_new_variables()
-    hooks.install_normalization()
-    updates.install()
-    return _hooks_of_scopes
+def _shared(new: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the one variable that replicas make at the same point.
 
+    `new` is a new object, or `None` to make one.
+    """
+    call = current_call()
+    assert call is not None
+    is_metric_state = _creating.makes_metric_state
 
-HOOKS = KerasHooks(hooks.install, hooks.install_for_functions, creation_hooks)
+    def make(everyone: list[Any]) -> Any:
+        _check_alike([each[1:] for each in everyone])
+        given = [each[0] for each in everyone if each[0] is not None]
+        first = given[0] if given else object.__new__(keras.Variable)
+        with (
+            context.replaced(_creating, makes_metric_state=is_metric_state),
+            call.runner.building(),
+        ):
+            first.__init__(*everyone[0][1], **everyone[0][2])
+        return first
+
+    own = (new, args, kwargs)
+    return call.replica.meet("the creation of a variable", make, own)
 
 
 @functools.cache
-def _share_new_variables() -> None:
-    """Makes one variable of those that all replicas make at the same point."""
+def _share_from_now_on() -> None:
+    """Has replicas that come later get the variable that the first one makes.
+
+    This is for good: before Python 3.14, a class that had a `__new__` can't be
+    called without one.
+    """
 
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        call = current_call()
-        if (
-            call is None
-            or cls is not keras.Variable
-            or base_scope() is not call.scope
-        ):
+        if not _is_shared(cls):
             return object.__new__(cls)
-        is_metric_state = _creating.makes_metric_state
-
-        def make(everyone: list[Any]) -> Any:
-            _check_alike(everyone)
-            first_args, first_kwargs = everyone[0]
-            with (
-                context.replaced(_creating, makes_metric_state=is_metric_state),
-                call.runner.building(),
-            ):
-                return cls(*first_args, **first_kwargs)
-
-        own = (args, kwargs)
-        return call.replica.meet("the creation of a variable", make, own)
+        return _shared(None, args, kwargs)
 
     keras.Variable.__new__ = __new__
 
@@ -210,26 +205,17 @@ def _text(args: Any, kwargs: Any) -> str:
     return f"Variable({', '.join([*map(repr, args), *named])})"
 
 
-@functools.cache
-def install() -> None:
-    """Wraps the methods of Keras that build and train models, for good."""
-    Trainer._symbolic_build = _hook_symbolic_build(Trainer._symbolic_build)
-    for name in ("train", "test", "predict"):
-        method = f"make_{name}_function"
-        hook = as_hook(partial(_hook_make_function, f"{name}_function"))
-        setattr(Trainer, method, hook(getattr(Trainer, method)))
-
-
 @as_hook
-def _hook_symbolic_build(
+def hook_symbolic_build(
     original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> None:
+    """Stands for the method that builds a model by its first batch."""
     is_plain = bound(self) is None
     with _left_scopes() if is_plain else contextlib.nullcontext():
         original(self, *args, **kwargs)
 
 
-def _hook_make_function(
+def hook_make_function(
     name: str, original: Any, self: keras.Model, force: bool = False
 ) -> Any:
     """Stands for the method that makes the function of `fit` or a relative."""

@@ -1,24 +1,28 @@
 """Random draws of `keras.random` in `fit`: rows of those of one device."""
 
-import contextlib
 import functools
 import inspect
 import warnings
 import weakref
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+from keras import ops
 
 from keras_dist.errors import see_section
-from keras_dist.fit.hooks import SharedHooks
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_random
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.draws import drawer
 from keras_dist.plugin.draws import has_common_seeds
 from keras_dist.plugin.draws import with_common_seeds
 from keras_dist.replica import state
+
+WHY = "replicas draw rows of what one device draws"
 
 # By layer: those that were warned of.
 _told: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
@@ -59,17 +63,23 @@ def _hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return draw
 
 
-_hooks = SharedHooks(
-    *(
-        (keras_random.random_backend, name, functools.partial(_hook, name))
-        for name in _NAMES
-    )
-)
+def hooks() -> Iterator[Hook]:
+    """Returns a hook for each function that draws."""
+    for name in _NAMES:
+        make = functools.partial(_hook, name)
+        yield Hook(keras_random.random_backend, name, make, WHY)
 
 
-def drawing_hooks() -> contextlib.AbstractContextManager[None]:
-    """Has replicas of steps, and `drawn_by`, make the draws inside."""
-    return _hooks
+@as_hook
+def hook_seed(original: Any, self: Any, ordered: bool = True) -> Any:
+    seed = original(self, ordered)
+    step = None if has_common_seeds() else state.current_replica()
+    offset = 0 if step is None else step.replica.seed_offset
+    if isinstance(offset, int) and not offset:
+        return seed
+    # Added to the drawn seed and not to the stored state, which stays the same
+    # on each replica and equals that of one device.
+    return seed + ops.convert_to_tensor([offset, 0], dtype=seed.dtype)
 
 
 def _warn_of_shuffle() -> None:

@@ -22,8 +22,8 @@ from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.core.rows import scaled_gradient
 from keras_dist.internals import keras_internals
+from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_internals import is_of_keras
-from keras_dist.internals.overrides import as_hook
 from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_call

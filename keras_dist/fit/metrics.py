@@ -23,7 +23,6 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.adding import numbers_that_add_up
 from keras_dist.fit.adding import rows_that_add_up
 from keras_dist.internals import keras_internals
-from keras_dist.internals.overrides import hook_override
 from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
@@ -88,7 +87,6 @@ def hook_metrics(metrics: Sequence[keras.metrics.Metric]) -> None:
     """Has the updates of metrics gathered while replicas run."""
     for metric in metrics:
         if "update_state" not in vars(metric):
-            hook_override(type(metric), "__call__", _hooked_call)
             object.__setattr__(metric, "update_state", _hooked_update(metric))
             object.__setattr__(metric, "result", _hooked_result(metric))
 
@@ -203,7 +201,7 @@ def run_together(
         update.run([(leaves[place], share) for leaves, share in everyone])
 
 
-def _hooked_call(original: Any) -> Callable[..., Any]:
+def hook_own_call(original: Any) -> Callable[..., Any]:
     """Wraps a metric's own `__call__`, to run it once with all rows."""
     place = _place_of_weight(functools.partial(original, None))
 

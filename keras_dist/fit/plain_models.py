@@ -23,9 +23,8 @@ from keras_dist.cluster_resolver.launched import WORKERS
 from keras_dist.core import context
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import see_section
-from keras_dist.internals import keras_internals
+from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_internals import Trainer
-from keras_dist.internals.overrides import as_hook
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.membership import has_joined
 from keras_dist.plugin.membership import is_alone_on_purpose
@@ -36,7 +35,6 @@ _ATTRIBUTE = "_keras_dist_origin"
 told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 # The key of the origin in the configuration that files and pickles hold.
 _KEY = "keras_dist_origin"
-_TRAINING = ("fit", "train_on_batch")
 
 
 class DistributedConfig(dict[str, Any]):
@@ -105,17 +103,6 @@ def _is_ours(frame: FrameType) -> bool:
     return name.split(".")[0].startswith("keras")
 
 
-@functools.cache
-def install() -> None:
-    """Hooks Keras' copying, cloning, saving and loading for good."""
-    keras_internals.hook_cloning(_in_scope)
-    keras_internals.hook_files(_writes_origin, _reads_origin)
-    keras_internals.Saveable.__deepcopy__ = _in_scope(_deepcopy)
-    for cls in (keras.Model, keras.Sequential):
-        original = vars(cls)["from_config"].__func__
-        cls.from_config = classmethod(_remembers(original))
-
-
 def strategy_of(thing: Any) -> Any:
     """Returns the strategy of a model or a part of one, or `None`."""
     binding = bound(thing) if isinstance(thing, Trainer) else None
@@ -129,7 +116,7 @@ def strategy_of(thing: Any) -> Any:
 
 
 @as_hook
-def _in_scope(method: Any, copied: Any, /, *args: Any, **kwargs: Any) -> Any:
+def hook_copying(method: Any, copied: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Stands for a copying function: a copy joins its original's strategy."""
     is_outside = not (context.has_strategy() or context.in_replica_function())
     strategy = strategy_of(copied) if is_outside else None
@@ -137,23 +124,32 @@ def _in_scope(method: Any, copied: Any, /, *args: Any, **kwargs: Any) -> Any:
         return method(copied, *args, **kwargs)
 
 
+def hook_deepcopy(_: None) -> Any:
+    """Returns what `copy.deepcopy` does without a method for it."""
+    return hook_copying(_deepcopy)
+
+
 def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     reconstruct = copy._reconstruct  # type: ignore[attr-defined]
     return reconstruct(self, memo, *self.__reduce_ex__(4))
 
 
-@as_hook
-def _remembers(
-    from_config: Any, cls: Any, config: Any, *args: Any, **kwargs: Any
-) -> Any:
-    model = from_config(cls, config, *args, **kwargs)
-    if isinstance(config, DistributedConfig):
-        _remember(model, config.origin)
-    return model
+def hook_from_config(original: Any) -> Any:
+    """Has a model remember whose configuration it was made from."""
+    from_config = original.__func__  # of a class method
+
+    @functools.wraps(from_config)
+    def method(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        model = from_config(cls, config, *args, **kwargs)
+        if isinstance(config, DistributedConfig):
+            _remember(model, config.origin)
+        return model
+
+    return classmethod(method)
 
 
 @as_hook
-def _writes_origin(serialize: Any, model: Any) -> Any:
+def hook_writing(serialize: Any, model: Any) -> Any:
     """Stands for what returns a model's configuration as JSON first."""
     config, *rest = serialize(model)
     strategy = strategy_of(model)
@@ -163,7 +159,7 @@ def _writes_origin(serialize: Any, model: Any) -> Any:
 
 
 @as_hook
-def _reads_origin(
+def hook_reading(
     deserialize: Any, config: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Stands for what makes a model from a configuration in JSON."""
@@ -180,23 +176,10 @@ def _remember(model: Any, source: str) -> None:
         object.__setattr__(model, _ATTRIBUTE, source)
 
 
-def watch_training() -> None:
-    """Checks each model that begins to train, if a launcher started workers."""
-    found = place()
-    if found is not None and found[0].number > 1:
-        _install()
-
-
-@functools.cache
-def _install() -> None:
-    for name in _TRAINING:
-        hook = as_hook(functools.partial(_hook_training, name))
-        setattr(Trainer, name, hook(getattr(Trainer, name)))
-
-
-def _hook_training(
+def hook_training(
     name: str, original: Any, self: keras.Model, /, *args: Any, **kwargs: Any
 ) -> Any:
+    """Stands for the methods that begin to train a model, in a worker."""
     binding = bound(self)
     strategy = None if binding is None else binding.strategy
     if strategy is None or strategy.executor.workers is None:

@@ -22,17 +22,15 @@ from keras_dist.core.rows import named_leaves
 from keras_dist.core.rows import shape_of
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.fit import hooks
 from keras_dist.fit import own_code
 from keras_dist.fit import whole
-from keras_dist.fit.draws import drawing_hooks
 from keras_dist.fit.metrics import flush
 from keras_dist.fit.metrics import hook_metrics
+from keras_dist.internals.hooks import overrides
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_random import is_seed
 from keras_dist.internals.keras_saveables import all_metrics
 from keras_dist.internals.keras_saveables import own_metrics
-from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import REPLICATED
 from keras_dist.plugin.front_end import STEPS
@@ -58,7 +56,6 @@ class Steps:
     def __init__(
         self, model: keras.Model, runner: StepRunner, strategy: StrategyBase
     ) -> None:
-        hooks.install()
         # What autograd keeps of a replica must not keep the model that keeps
         # it.
         self._model = weakref.ref(model)
@@ -139,7 +136,7 @@ class Steps:
         recorded: contextlib.AbstractContextManager[None] = nullcontext()
         if workers is not None and not self._runner.traces_steps:
             recorded = workers.step(f"`{name}`")
-        with recorded, drawing_hooks():
+        with recorded:
             on_replica = self._on_replica(model, name, handed)
             result = self._runner.run(on_replica, data, **options)[0]
         if handed.is_unsure:

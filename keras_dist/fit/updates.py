@@ -17,10 +17,9 @@ from keras_dist.errors import see_section
 from keras_dist.fit.metrics import leaves_of
 from keras_dist.fit.metrics import run_together
 from keras_dist.internals import keras_internals
+from keras_dist.internals.hooks import as_hook
+from keras_dist.internals.hooks import overrides
 from keras_dist.internals.keras_optimizers import trainable_variables
-from keras_dist.internals.overrides import as_hook
-from keras_dist.internals.overrides import hook_overrides
-from keras_dist.internals.overrides import overrides
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica import exchange
 from keras_dist.replica import state
@@ -224,18 +223,6 @@ def hook_apply(
             original(self, grads, trainable_variables)
     else:
         update(step, self, original, grads, trainable_variables)
-
-
-@functools.cache
-def install() -> None:
-    """Wraps the `apply` of optimizers, for good."""
-    for optimizer in (
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-    ):
-        optimizer.apply = hook_apply(optimizer.apply)
-    # So a user's own `apply` gets the sum of gradients.
-    hook_overrides(keras.optimizers.Optimizer, "apply", hook_apply)
 
 
 def _look_at(optimizer: Any, variables: Any) -> None:

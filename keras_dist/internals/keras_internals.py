@@ -35,7 +35,6 @@ import collections
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -168,6 +167,15 @@ def place_in_call() -> str:
     is_layer = frame is not None and frame.f_code is _LAYER_CALL
     name = f"layer '{frame.f_locals['self'].name}'" if is_layer else "a step"
     return f"{name}|{lines}"
+
+
+# The functions that save a model, their first argument, and their owners.
+SAVING = (
+    (saving_lib, "save_model"),
+    (saving_lib, "save_weights_only"),
+    (legacy_format, "save_model_to_hdf5"),
+    (keras.Model, "export"),
+)
 
 
 def losses_with_own_call() -> list[Any]:
@@ -320,30 +328,3 @@ def set_aggregation(variable: keras.Variable, aggregation: str) -> None:
 def set_value(variable: keras.Variable, value: Any) -> None:
     """Replaces the framework's value of a variable; `None` frees it."""
     variable._value = value
-
-
-def hook_cloning(hook: Callable[[Any], Any]) -> None:
-    """Wraps the functions that clone a model, which is their first argument."""
-    for name in ("_clone_sequential_model", "_clone_functional_model"):
-        setattr(cloning, name, hook(getattr(cloning, name)))
-
-
-def hook_saving(hook: Callable[[Any], Any]) -> None:
-    """Wraps the functions that save a model, which is their first argument."""
-    for owner, name in (
-        (saving_lib, "save_model"),
-        (saving_lib, "save_weights_only"),
-        (legacy_format, "save_model_to_hdf5"),
-        (keras.Model, "export"),
-    ):
-        setattr(owner, name, hook(getattr(owner, name)))
-
-
-def hook_files(
-    writes: Callable[[Any], Any], reads: Callable[[Any], Any]
-) -> None:
-    """Wraps the functions that write and read a model's configuration."""
-    saving_lib._serialize_model_as_json = writes(
-        saving_lib._serialize_model_as_json
-    )
-    saving_lib._model_from_config = reads(saving_lib._model_from_config)

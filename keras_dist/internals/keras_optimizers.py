@@ -29,6 +29,12 @@ for _name in (
 ):
     private(_name)
 
+# The classes of Keras that have an `apply` of their own.
+WITH_APPLY: tuple[Any, ...] = (
+    keras.optimizers.Optimizer,
+    keras.optimizers.LossScaleOptimizer,
+)
+
 
 def build_without_values(
     optimizer: Any, variables: Sequence[keras.Variable]

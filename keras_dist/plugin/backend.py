@@ -5,6 +5,7 @@ import functools
 import os
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -20,6 +21,7 @@ from keras_dist.errors import BackendNotFoundError
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.hooks import Hook
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.profiler import Profiler
@@ -101,6 +103,13 @@ class Backend(ABC):
             "Expected: MirroredStrategy, or a backend with central storage "
             "('jax', 'tensorflow' or 'torch'), chosen with KERAS_BACKEND."
         )
+
+    def hooks(self) -> Iterable[Hook]:
+        """Returns what this backend replaces in Keras and the framework.
+
+        The rows follow those of the front end, and are in place as long.
+        """
+        return ()
 
     def random_state(self) -> str:
         """Returns the state of the framework's global random generators.

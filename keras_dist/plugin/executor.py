@@ -22,7 +22,9 @@ from keras_dist.core.rows import bounds
 from keras_dist.core.rows import check_rows
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
+from keras_dist.internals.hooks import Hooks
 from keras_dist.plugin.compiler import Compiler
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.workers import Workers
@@ -39,6 +41,9 @@ class Executor(ABC):
 
     # Compiles functions for the plan; `None` if the framework can't.
     compiler: Compiler | None = None
+    # What is replaced as long as the strategy, or what belongs to it, is used:
+    # these rows and, in subclasses, more.
+    hooks: Hooks = HOOKS
     # True if a variable stays where it is when it is assigned.
     assigns_in_place = False
     # True if a model outside any strategy may train layers that it shares

@@ -1,19 +1,21 @@
 """The questions of a backend to the front end, which it does not import."""
 
-import contextlib
 import functools
 import types
 import weakref
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 from typing import Protocol
 
 import keras
+
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
 
 # The methods of a model that run one step of `fit`, `evaluate` and `predict`.
 STEPS = ("train_step", "test_step", "predict_step")
@@ -33,28 +35,14 @@ def is_replicated(method: Any) -> bool:
     return hasattr(method, REPLICATED)
 
 
-@dataclass(frozen=True)
-class KerasHooks:
-    """Hooks on methods of Keras that traces and replicas need."""
-
-    install: Callable[[], None]  # those of replicas, for good
-    # For good too, those of layers in functions that are traced.
-    install_for_functions: Callable[[], None]
-    # A context in which new variables and models join the thread's strategy.
-    creating: Callable[[], contextlib.AbstractContextManager[None]]
+_tables: list[Callable[[], Iterable[Hook]]] = []
+# The front end's table, and the backend's.
+HOOKS = Hooks(lambda: _tables[0]())
 
 
-_hooks: list[Callable[[], KerasHooks]] = []
-
-
-def register_keras_hooks(make: Callable[[], KerasHooks]) -> None:
-    """Registers the function that returns the hooks."""
-    _hooks[:] = [make]
-
-
-def keras_hooks() -> KerasHooks:
-    """Returns the hooks on Keras, which `fit` has."""
-    return _hooks[0]()
+def register_hooks(table: Callable[[], Iterable[Hook]]) -> None:
+    """Registers the function that returns the rows of `HOOKS`."""
+    _tables[:] = [table]
 
 
 class RunsReplicas(Protocol):

@@ -8,8 +8,8 @@ import numpy as np
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_optimizers
+from keras_dist.internals.hooks import overrides
 from keras_dist.internals.keras_internals import is_of_keras
-from keras_dist.internals.overrides import overrides
 
 # The class attribute by which a user's optimizer declares that its update is
 # elementwise.

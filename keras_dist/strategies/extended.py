@@ -16,7 +16,6 @@ from keras_dist.core.device import Device
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
-from keras_dist.fit import hooks
 from keras_dist.fit.creation import beside
 from keras_dist.replica.call import CopyCall
 from keras_dist.replica.call import CopyVariable
@@ -234,11 +233,13 @@ class StrategyExtended(ExtendedBase):
             with strategy.cross_replica(), strategy.executor.creation_scope():
                 results = [fn(0, None)]
         else:
-            hooks.install()
             chosen = [device in devices for device in strategy.plan.devices]
-            every = run_on_copies(
-                strategy, runner, lambda i, c: fn(i, c) if chosen[i] else None
-            )
+            with strategy.executor.hooks:
+                every = run_on_copies(
+                    strategy,
+                    runner,
+                    lambda i, c: fn(i, c) if chosen[i] else None,
+                )
             results = [r for r, own in zip(every, chosen, strict=True) if own]
         return self._grouped(results, group)
 

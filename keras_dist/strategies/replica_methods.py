@@ -31,8 +31,6 @@ from keras_dist.core.strategy_classes import check_args
 from keras_dist.core.values import DistributedValues
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
-from keras_dist.fit import hooks
-from keras_dist.fit.creation import creation_hooks
 from keras_dist.fit.workers import loops
 from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_internals
@@ -154,11 +152,9 @@ class ReplicaMethods(StrategyBase):
         keras_random.lend_global_seed()
         runner = self.executor.replicas
         try:
-            with creation_hooks():
+            with self.executor.hooks:
                 if runner is None:
                     return [run_on_one(self, on_replica)]
-                hooks.install()
-                hooks.install_for_functions()
                 return run_on_replicas(self, runner, on_replica)
         except Exception as error:
             raise_explained(error, self.executor.workers)

@@ -13,12 +13,9 @@ from keras_dist.core import context
 from keras_dist.core.plan import Plan
 from keras_dist.core.strategy_classes import check_arguments
 from keras_dist.core.strategy_classes import scope_method
-from keras_dist.fit import creation
-from keras_dist.fit import plain_models
 from keras_dist.fit.binding import bind_model
 from keras_dist.fit.binding import claim_variable
-from keras_dist.fit.creation import creation_hooks
-from keras_dist.fit.plain_models import watch_training
+from keras_dist.fit.hooks import watch_training
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_random
 from keras_dist.plugin.backend import get_backend
@@ -96,9 +93,8 @@ class Strategy(DeprecatedMethods, TrainingMethods):
     def __init__(
         self, plan: Plan, cross_device_ops: CrossDeviceOps | None = None
     ) -> None:
-        creation.install()
         super().__init__(plan, executor_of(plan), cross_device_ops)
-        watch_training()
+        watch_training(self)
 
     @staticmethod
     def from_native(strategy: Any) -> "Strategy":
@@ -154,7 +150,7 @@ class Strategy(DeprecatedMethods, TrainingMethods):
         with (
             keras_random.global_seed_lent(),
             context.entered(self),
-            creation_hooks(),
+            self._executor.hooks,
             self._executor.creation_scope(),
         ):
             yield self
@@ -259,7 +255,3 @@ class Strategy(DeprecatedMethods, TrainingMethods):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on {self.plan}>"
-
-
-# Models may be loaded before a strategy is made.
-plain_models.install()

@@ -13,7 +13,6 @@ from keras import ops
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit import own_code
-from keras_dist.fit.draws import drawing_hooks
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.keras_saveables import all_optimizers
@@ -222,11 +221,11 @@ class Copy:
     def _drawing(self, batch: Batch) -> Iterator[None]:
         """Has rows draw what they draw in their own batch, on one device."""
         if batch.index is None:
-            with drawing_hooks(), drawn_by(self._noted):
+            with drawn_by(self._noted):
                 yield
         elif self._draws:
             compile_again(self.model)
-            with drawing_hooks(), drawn_by(drawer_of(batch.index)):
+            with drawn_by(drawer_of(batch.index)):
                 yield
             compile_again(self.model)
         else:

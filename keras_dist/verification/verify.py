@@ -11,7 +11,6 @@ from keras import ops
 
 from keras_dist.core import context
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.fit import hooks
 from keras_dist.fit import own_code
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.backend import get_backend
@@ -56,12 +55,10 @@ def verify(
         steps,
         strategy.num_replicas_in_sync,
     )
-    # Hooks that were installed during the trial would be undone with its
-    # temporary replacements of Keras' methods.
-    hooks.install()
     with contextlib.ExitStack() as stack:
         counts = keras_internals.name_counts()
         stack.callback(keras_internals.set_name_counts, counts)
+        stack.enter_context(strategy.executor.hooks)
         stack.enter_context(kept_random_state(get_backend()))
         stack.enter_context(alone_on_purpose())
         own, other = copies_of(strategy, model, batches[0])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.fit import plain_models
+from keras_dist.fit.hooks import watch_training
 from keras_dist.plugin import membership
 from keras_dist.plugin.membership import alone_on_purpose
 
@@ -28,7 +28,7 @@ def two_addresses(monkeypatch):
 
 def made(name):
     """A model, made as a script does that knows nothing of workers."""
-    plain_models.watch_training()  # importing keras_dist calls it
+    watch_training()  # importing keras_dist calls it
     strategy = STRATEGIES[name]
 
     def model():

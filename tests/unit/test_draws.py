@@ -6,11 +6,11 @@ import pytest
 from keras import ops
 
 from keras_dist.core.rows import Share
-from keras_dist.fit import draws as hooks
 from keras_dist.plugin.draws import Rows
 from keras_dist.plugin.draws import draw_by_size
 from keras_dist.plugin.draws import drawn_by
 from keras_dist.plugin.draws import rows_by_size
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.places import APART
 from keras_dist.plugin.places import Places
 from keras_dist.verification.draws import drawer_of
@@ -192,7 +192,7 @@ def test_shares_make_up_the_whole(name):
             return draw_by_size(made, share, gather)
 
         own = ops.convert_to_tensor(PARAMETERS[start:stop])
-        with hooks.drawing_hooks(), drawn_by(draw):
+        with HOOKS, drawn_by(draw):
             parts.append(_array(DRAWS[name](stop - start, own)))
     joined = np.concatenate(parts, _axis(name))
     np.testing.assert_allclose(joined, whole, rtol=1e-6)
@@ -204,20 +204,9 @@ def test_rows_in_another_order_draw_what_they_drew(name, index):
     index = np.asarray(index)
     whole = _array(DRAWS[name](6, ops.convert_to_tensor(PARAMETERS)))
     own = ops.convert_to_tensor(PARAMETERS[index])
-    with hooks.drawing_hooks(), drawn_by(drawer_of(index)):
+    with HOOKS, drawn_by(drawer_of(index)):
         found = _array(DRAWS[name](len(index), own))
     if name == "flat":
         whole, found = whole.reshape(6, 5), found.reshape(len(index), 5)
     expected = np.take(whole, index, axis=_axis(name))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_hooks_leave_with_the_last():
-    module = hooks.keras_random.random_backend
-    before = module.normal
-    with hooks.drawing_hooks():
-        assert module.normal is not before
-        with hooks.drawing_hooks():
-            pass
-        assert module.normal is not before
-    assert module.normal is before

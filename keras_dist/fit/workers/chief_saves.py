@@ -22,8 +22,7 @@ from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
 from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
-from keras_dist.internals import keras_internals
-from keras_dist.internals.overrides import as_hook
+from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.chief_only import is_chief_only
 from keras_dist.plugin.chief_only import saving
 from keras_dist.plugin.meetings import BEGUN
@@ -66,14 +65,9 @@ def method_of(model: keras.Model, name: str) -> Callable[..., None]:
     return method
 
 
-@functools.cache
-def install() -> None:
-    """Hooks what Keras' functions and parts of models save with, for good."""
-    keras_internals.hook_saving(_hook_save)
-
-
 @as_hook
-def _hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for a function that saves a model, or a part of one."""
     workers = getattr(strategy_of(model), "executor", None)
     workers = getattr(workers, "workers", None)
     if workers is None or _is_saving.get():

@@ -23,8 +23,8 @@ from keras_dist.fit.workers.callbacks import chiefs_guarded
 from keras_dist.fit.workers.callbacks import flat_callbacks
 from keras_dist.fit.workers.callbacks import is_everyones
 from keras_dist.fit.workers.callbacks import quiet_callbacks
+from keras_dist.fit.workers.iterators import shuffles_noted
 from keras_dist.internals.keras_data import set_initial_epoch
-from keras_dist.internals.overrides import shuffles_noted
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor

@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals.overrides import first_pass_wrapped
+from keras_dist.fit.workers.iterators import first_pass_wrapped
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.workers import Workers
 

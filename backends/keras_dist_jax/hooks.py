@@ -1,0 +1,44 @@
+"""The table of what is replaced in JAX, and in Keras for it, and why.
+
+It is in place as long as that of the front end, `keras_dist/fit/hooks.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import keras
+
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import as_hook
+from keras_dist_jax import control_flow
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import scans
+from keras_dist_jax.initial_values import make_in_parts
+
+
+def table() -> Iterator[Hook]:
+    """Returns the rows, by what they are for."""
+    why = "the values of sharded variables are made in parts"
+    name = "_initialize_with_initializer"
+    yield Hook(keras.Variable, name, _hook_initialization, why)
+    why = "`keras.ops.cond` may assign variables in a trace"
+    yield Hook(internals.core, "cond", control_flow.hook_cond, why)
+    scaling = keras.optimizers.LossScaleOptimizer
+    yield Hook(scaling, "_common_apply", control_flow.hook_loss_scaling, why)
+    why = "draws without a seed work in a trace"
+    name, seeds = "global_seed_generator", internals.seed_generator
+    yield Hook(seeds, name, control_flow.hook_global_seed, why)
+    why = "a kernel of one TPU is not used by several"
+    name = "_can_use_flash_attention"
+    yield Hook(internals.nn, name, internals.hook_attention, why)
+    why = "each step of a scan gathers its own slice of a variable"
+    yield Hook(jax.lax, "scan", scans.hook_scan, why)
+    yield Hook(jax, "checkpoint", scans.hook_checkpoint, why)
+    yield Hook(jax, "remat", scans.hook_checkpoint, why)
+
+
+@as_hook
+def _hook_initialization(original: Any, self: Any, initializer: Any) -> None:
+    if not make_in_parts(self, initializer):
+        original(self, initializer)

@@ -1,0 +1,46 @@
+"""The table of what is replaced in TensorFlow, and in Keras for it, and why.
+
+It is in place as long as that of the front end, `keras_dist/fit/hooks.py`.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import keras
+import tensorflow as tf
+
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import as_hook
+from keras_dist.internals.keras_internals import Trainer
+from keras_dist.internals.keras_optimizers import WITH_APPLY
+from keras_dist.replica.gradients import hook_custom_gradient
+from keras_dist_tensorflow import atomic
+from keras_dist_tensorflow import central
+from keras_dist_tensorflow import mirrored
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow import trainer
+from keras_dist_tensorflow.keras_internals import nn
+from keras_dist_tensorflow.replica import hook_gradient
+
+
+def table() -> Iterator[Hook]:
+    """Returns the rows, by what they are for."""
+    optimizer = keras.optimizers.Optimizer
+    why = "a plain model is traced anew once its variables were moved"
+    for name in ("train", "test", "predict"):
+        make = as_hook(partial(trainer.hook_make_function, name))
+        yield Hook(Trainer, f"make_{name}_function", make, why)
+    why = "slots are where their variables are"
+    name = "add_variable_from_reference"
+    yield Hook(optimizer, name, mirrored.hook_slot, why)
+    yield Hook(optimizer, "build", mirrored.hook_build, why)
+    why = "a step that fails assigns nothing"
+    for cls in WITH_APPLY:
+        yield Hook(cls, "apply", atomic.hook_apply, why)
+    why = "gradients of sums over rows are those of one device"
+    yield Hook(tf.GradientTape, "gradient", hook_gradient, why)
+    # `keras.ops.custom_gradient` calls this one.
+    yield Hook(tf, "custom_gradient", hook_custom_gradient, why)
+    why = "XLA finds the kernel of a convolution on its device"
+    yield Hook(nn, "conv", central.hook_convolution, why)
+    yield from runtime_internals.hooks()

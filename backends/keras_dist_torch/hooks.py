@@ -1,0 +1,87 @@
+"""The table of what is replaced in PyTorch, and in Keras for it, and why.
+
+It is in place as long as that of the front end, `keras_dist/fit/hooks.py`.
+"""
+
+import functools
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from keras_dist.core import context
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import as_hook
+from keras_dist.internals.keras_internals import Trainer
+from keras_dist.plugin.front_end import bound
+from keras_dist.plugin.membership import is_alone_on_purpose
+from keras_dist_torch import chunks
+from keras_dist_torch import feeding
+from keras_dist_torch import gradients
+from keras_dist_torch.keras_internals import EpochIterator
+from keras_dist_torch.keras_internals import ParallelOptimizer
+from keras_dist_torch.keras_internals import device_scope
+from keras_dist_torch.replicas import TorchCentralExecutor
+
+
+def table() -> Iterator[Hook]:
+    """Returns the rows, by what they are for."""
+    why = "initial values of central storage are those of a replica's device"
+    name = "_initialize_with_initializer"
+    yield Hook(keras.Variable, name, _hook_initialization, why)
+    why = "batches are sent to a GPU while it computes"
+    yield Hook(EpochIterator, "_get_iterator", feeding.hook_batches, why)
+    yield from gradients.hooks()
+    why = "an update needs little memory"
+    name = "_backend_update_step"
+    yield Hook(ParallelOptimizer, name, chunks.hook_update, why)
+    # From Keras 3.16, it begins wherever a program has a default process
+    # group: Keras puts models into DistributedDataParallel, and sums metrics
+    # once more.
+    if "_initialize_ddp" in vars(Trainer):
+        why = "Keras' own distribution leaves models of strategies alone"
+        parent: Any = Trainer.__mro__[1]
+        for name, instead in (
+            ("_initialize_ddp", lambda model: None),
+            ("get_metrics_result", parent.get_metrics_result),
+        ):
+            make = as_hook(functools.partial(_hook_distribution, instead))
+            yield Hook(Trainer, name, make, why)
+
+
+@as_hook
+def _hook_initialization(original: Any, self: Any, initializer: Any) -> None:
+    device = _initial_values_device(self)
+
+    def on_device(*args: Any, **kwargs: Any) -> Any:
+        with keras.device(device):
+            return initializer(*args, **kwargs)
+
+    original(self, initializer if device is None else on_device)
+
+
+def _initial_values_device(variable: keras.Variable) -> str | None:
+    """Returns where to compute a value that rests on another device."""
+    owner = vars(variable).get("distribute_strategy")
+    if owner is None and context.in_cross_replica_context():
+        owner = context.current_strategy()
+    executor = getattr(owner, "executor", None)
+    # A symbolic call has no values.
+    if (
+        not isinstance(executor, TorchCentralExecutor)
+        or device_scope() == "meta"
+    ):
+        return None
+    return str(executor.initial_values_device())
+
+
+def _hook_distribution(
+    instead: Callable[[Any], Any], original: Any, self: Any, /
+) -> Any:
+    """Does something else for models that are kept out of it.
+
+    Those that each worker trains alone on purpose are, too.
+    """
+    is_kept_out = bound(self) is not None or is_alone_on_purpose()
+    return (instead if is_kept_out else original)(self)

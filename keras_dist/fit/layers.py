@@ -1,0 +1,85 @@
+"""Hooks on layers, which replicas share."""
+
+import functools
+import sys
+from typing import Any
+
+import keras
+from keras import ops
+from keras import tree
+
+from keras_dist.core.rows import scaled
+from keras_dist.fit import own_code
+from keras_dist.internals import keras_internals
+from keras_dist.internals.hooks import as_hook
+from keras_dist.replica import state
+from keras_dist.replica.exchange import is_float
+from keras_dist.replica.exchange import is_row_shaped
+from keras_dist.replica.scopes import Overlay
+from keras_dist.replica.scopes import base_scope
+from keras_dist.replica.scopes import suspended
+
+
+@as_hook
+def hook_clear_losses(original: Any, self: Any) -> None:
+    step = state.of_thread.step or state.of_thread.call
+    scope = keras_internals.stateless_scope()
+    if isinstance(scope, Overlay):
+        scope.clear_losses(self)
+    elif step is None:
+        original(self)
+    else:
+        # Replicas share layers: clear this replica's losses only.
+        step.scope.clear_losses(self)
+
+
+@as_hook
+def hook_add_loss(original: Any, self: Any, loss: Any) -> None:
+    step = state.current_step()
+    if step is not None and step.counts_losses and base_scope() is step.scope:
+        # The caller of `add_loss`, which `as_hook` wraps.
+        by = sys._getframe(2).f_globals.get("__name__", "")
+        term = functools.partial(_term, step, self, by)
+        loss = tree.map_structure(term, loss)
+    original(self, loss)
+
+
+def _term(
+    step: state.ReplicaStep, layer: keras.Layer, by: str, loss: Any
+) -> Any:
+    """Scales what a layer adds; its mean over rows is then the global loss.
+
+    Keras sums the values of a tensor. A number counts as a mean over rows.
+    """
+    if is_row_shaped(loss) and _has_a_value_a_row(loss, step.share.rows):
+        if not is_float(loss):
+            loss = ops.cast(loss, keras.config.floatx())
+        return scaled(loss, step.share.inverse)
+    own_code.tell_of_number(step.strategy, step.model, layer, by)
+    return loss
+
+
+def _has_a_value_a_row(loss: Any, rows: Any) -> bool:
+    size = loss.shape[0]
+    if size is None or not isinstance(rows, int):
+        return size is None
+    return bool(size == max(rows, 1))
+
+
+@as_hook
+def hook_build(original: Any, self: Any, call_spec: Any) -> None:
+    call = state.current_call()
+    if self.built:
+        original(self, call_spec)
+        return
+    if call is None:
+        with suspended():
+            original(self, call_spec)
+        return
+
+    def build_once(specs: list[Any]) -> None:
+        with call.runner.building():
+            original(self, specs[0])
+
+    what = f"the build of layer '{self.name}'"
+    call.replica.meet(what, build_once, call_spec)
