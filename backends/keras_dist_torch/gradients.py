@@ -114,7 +114,7 @@ def weighted_sum(
 
 
 class _GlobalStepHook:
-    """What torch calls before each step of its optimizers, as an attribute."""
+    """An attribute that torch calls before each step of its optimizers."""
 
     before_step: Any = None
 

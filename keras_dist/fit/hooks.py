@@ -50,6 +50,9 @@ def table() -> Iterator[Hook]:
     variable, layer = keras.Variable, keras.Layer
     batch_norm = keras.layers.BatchNormalization
 
+    # First: of several hooks on one attribute, the last is called first.
+    yield from get_backend().hooks()
+
     for cls, of_model in ((keras.Model, True), (Trainer, False)):
         make = as_hook(partial(creation.hook_init, of_model))
         yield Hook(cls, "__init__", make, _JOINS)
@@ -110,8 +113,6 @@ def table() -> Iterator[Hook]:
 
     yield Hook(keras.random.SeedGenerator, "next", draws.hook_seed, draws.WHY)
     yield from draws.hooks()
-
-    yield from get_backend().hooks()
 
 
 def _of_workers() -> Iterator[Hook]:

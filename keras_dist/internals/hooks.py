@@ -134,7 +134,7 @@ class _Place:
 
     @property
     def is_buried(self) -> bool:
-        """Whether someone else has wrapped our replacement."""
+        """True once someone else has wrapped our replacement."""
         return self._now() is not self._current
 
     def update(self) -> None:

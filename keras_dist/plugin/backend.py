@@ -107,7 +107,7 @@ class Backend(ABC):
     def hooks(self) -> Iterable[Hook]:
         """Returns what this backend replaces in Keras and the framework.
 
-        The rows follow those of the front end, and are in place as long.
+        The rows precede those of the front end, and are in place as long.
         """
         return ()
 

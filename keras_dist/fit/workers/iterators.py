@@ -1,4 +1,4 @@
-"""What workers see of the data that a trainer reads."""
+"""Looks at the data that a trainer reads, for workers."""
 
 import contextlib
 import threading
