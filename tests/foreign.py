@@ -27,7 +27,7 @@ def attributes(*own):
         if isinstance(cls, type):
             module = vars(cls).get("__module__")
             if isinstance(module, str) and _is_of(module, roots):
-                found |= _of(f"{module}.{cls.__qualname__} {id(cls)}", cls)
+                found |= _of(f"{name_of(cls)} {id(cls)}", cls)
     return found
 
 
@@ -44,6 +44,16 @@ def differences(before, after):
         and before.get((place, name), _ABSENT)
         is not after.get((place, name), _ABSENT)
         and before.get((place, name)) != after.get((place, name))
+    )
+
+
+def name_of(owner):
+    """Returns the name of a module or class in places."""
+    is_class = isinstance(owner, type)
+    return (
+        f"{owner.__module__}.{owner.__qualname__}"
+        if is_class
+        else getattr(owner, "__name__", "")
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 import keras_dist
-from keras_dist.fit import hooks
+from keras_dist.fit import layers as fit_layers
 from keras_dist.fit import losses
 
 pytestmark = pytest.mark.only_on(
@@ -105,7 +105,7 @@ def _take_out_gathering(monkeypatch):
 
 
 def _take_out_terms(monkeypatch):
-    monkeypatch.setattr(hooks, "_term", lambda step, layer, by, loss: loss)
+    monkeypatch.setattr(fit_layers, "_term", lambda step, layer, by, loss: loss)
 
 
 def _take_out_sums_on_tapes(monkeypatch):

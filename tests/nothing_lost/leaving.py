@@ -1,0 +1,381 @@
+"""Programs that use strategies and drop them, and what they leave replaced.
+
+A process runs them all, because other tests may hold models for a while. It
+writes, by program, the places that differ afterwards.
+"""
+
+import copy
+import gc
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import layers
+from keras import ops
+
+import foreign
+import keras_dist
+from keras_dist.plugin.front_end import HOOKS
+
+BACKEND = keras.backend.backend()
+DEVICES = ["cpu:0", "cpu:1"]
+X = np.linspace(-1.0, 1.0, 44, dtype="float32").reshape(11, 4)
+DATA = {"x": X, "y": X[:, :1] ** 2}
+
+
+class OwnCall(keras.losses.Loss):
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        return ops.mean(ops.square(y_true - y_pred))
+
+
+class OwnApply(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([0.5 * each for each in grads], trainable_variables)
+
+
+class OwnMetric(keras.metrics.Mean):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+@keras.saving.register_keras_serializable()
+class OwnLayer(layers.Layer):
+    def call(self, x):
+        self.add_loss(1e-3 * ops.mean(ops.square(x)))
+        return 2.0 * x
+
+
+def built(optimizer="adam", loss="mse"):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            layers.Input((4,)),
+            layers.Dense(8, activation="relu"),
+            layers.BatchNormalization(),
+            OwnLayer(),
+            layers.Dropout(0.3),
+            layers.Dense(1),
+        ]
+    )
+    model.compile(optimizer, loss, metrics=["mae"], jit_compile=False)
+    return model
+
+
+def trained(model, **options):
+    model.fit(**DATA, batch_size=5, epochs=2, verbose=0, **options)
+    return model
+
+
+def strategy():
+    return keras_dist.MirroredStrategy(DEVICES)
+
+
+def distributed(*args):
+    with strategy().scope():
+        return built(*args)
+
+
+def fit_evaluate_predict():
+    model = trained(distributed())
+    model.evaluate(**DATA, verbose=0)
+    model.predict(X, verbose=0)
+    model.train_on_batch(**DATA)
+
+
+def classes_of_users():
+    with strategy().scope():
+        model = built(OwnApply(0.1), OwnCall())
+        OwnMetric()
+
+    class Later(OwnCall):
+        def __call__(self, *args, **kwargs):
+            return super().__call__(*args, **kwargs)
+
+    model.compile("sgd", Later())
+    trained(model)
+
+
+def central():
+    with keras_dist.experimental.CentralStorageStrategy(DEVICES).scope():
+        model = built()
+    trained(model)
+
+
+def sharded():
+    if BACKEND == "tensorflow":
+        return  # it has no such strategy
+    one = keras_dist.MirroredStrategy(DEVICES, optimizer_state="sharded")
+    with one.scope():
+        model = built()
+    trained(model)
+
+
+def run_eagerly():
+    one = strategy()
+    with one.scope():
+        model, total = built(), keras.Variable(0.0, aggregation="sum")
+
+    def step(x):
+        total.assign_add(ops.sum(x))
+        return model(x, training=True)
+
+    batches = one.experimental_distribute_dataset(_batches())
+    for x in batches:
+        one.reduce("MEAN", one.run(step, args=(x,)), axis=0)
+    one.run(lambda a: a + 1, args=(1.0,))
+
+
+def run_compiled():
+    one = strategy()
+    with one.scope():
+        model = built("sgd")
+    loss_fn = keras.losses.MeanSquaredError()
+
+    def loss_of(x):
+        return loss_fn(x[:, :1], model(x, training=True)) / 2
+
+    @keras_dist.function
+    def step(x):
+        weights = model.trainable_variables
+        value, grads = keras_dist.value_and_grad(lambda: loss_of(x), weights)
+        model.optimizer.apply(grads, weights)
+        return value
+
+    for x in one.experimental_distribute_dataset(_batches()):
+        one.run(step, args=(x,))
+
+
+def _batches():
+    return [X[:4], X[4:8]]
+
+
+def verify():
+    one = strategy()
+    with one.scope():
+        model = built("sgd")
+    report = one.verify(model, **DATA, batch_size=6)
+    assert report.same, report
+
+
+def save_and_load():
+    one = strategy()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        model = trained(distributed())
+        model.save(path)
+        model.save_weights(Path(folder) / "it.weights.h5")
+        with one.scope():
+            trained(keras.models.load_model(path))
+        keras.models.load_model(path)
+        trained(copy.deepcopy(model))
+        keras.models.clone_model(model)
+
+
+class _StopError(Exception):
+    pass
+
+
+def _failing(error, where):
+    calls = []
+
+    def fail():
+        calls.append(None)
+        if len(calls) > 1:
+            raise error("stop")
+
+    class Layer(layers.Layer):
+        def call(self, x):
+            if where == "layer":
+                fail()
+            return x
+
+    class Data(keras.utils.PyDataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if where == "data":
+                fail()
+            return X[:5], X[:5, :1]
+
+    callbacks = []
+    if where == "callback":
+        callbacks = [
+            keras.callbacks.LambdaCallback(
+                on_train_batch_end=lambda batch, logs: fail()
+            )
+        ]
+    with strategy().scope():
+        model = keras.Sequential([layers.Input((4,)), Layer(), layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=False)
+    try:
+        model.fit(Data(), epochs=2, verbose=0, callbacks=callbacks)
+    except (error, RuntimeError):
+        return
+    raise AssertionError("It did not fail.")
+
+
+def fit_fails_in_data():
+    _failing(_StopError, "data")
+
+
+def fit_fails_in_a_layer():
+    _failing(_StopError, "layer")
+
+
+def fit_fails_in_a_callback():
+    _failing(_StopError, "callback")
+
+
+def fit_is_interrupted():
+    _failing(KeyboardInterrupt, "callback")
+
+
+def two_threads():
+    models = [distributed(), distributed()]
+    _in_threads(*(lambda m=m: trained(m) for m in models))
+
+
+def _in_threads(*jobs):
+    errors = []
+
+    def run(job):
+        try:
+            job()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def another_library_wraps_it_too():
+    """What somebody else put on top stays, and goes when they take it off."""
+    with strategy().scope():
+        ours = keras.Model.__init__
+
+        def theirs(self, *args, **kwargs):
+            ours(self, *args, **kwargs)
+
+        keras.Model.__init__ = theirs
+        model = built()
+    trained(model)
+    del model
+    gc.collect()
+    assert keras.Model.__init__ is theirs
+    built()
+    with strategy().scope():
+        trained(built())
+    gc.collect()
+    keras.Model.__init__ = ours
+    trained(distributed())
+
+
+PROGRAMS = {
+    each.__name__: each
+    for each in (
+        fit_evaluate_predict,
+        classes_of_users,
+        central,
+        sharded,
+        run_eagerly,
+        run_compiled,
+        verify,
+        save_and_load,
+        fit_fails_in_data,
+        fit_fails_in_a_layer,
+        fit_fails_in_a_callback,
+        fit_is_interrupted,
+        two_threads,
+        another_library_wraps_it_too,
+    )
+}
+
+
+def left_by(name):
+    """Returns the places that a program leaves different."""
+    before = foreign.attributes(__name__)
+    PROGRAMS[name]()
+    for _ in range(3):  # graphs hold each other
+        gc.collect()
+    return foreign.differences(before, foreign.attributes(__name__))
+
+
+def weights_beside(job):
+    """Returns weights of a plain model, trained while a thread does a job."""
+    found = []
+    plain = threading.Thread(
+        target=lambda: found.extend(trained(built()).get_weights())
+    )
+    ours = threading.Thread(target=job)
+    ours.start()
+    plain.start()
+    plain.join()
+    ours.join()
+    return found
+
+
+def neighbours():
+    """Returns, for each job beside it, whether a plain model differs."""
+    alone = weights_beside(lambda: None)
+    model = distributed()
+    jobs = {"fit": lambda: [trained(model) for _ in range(3)]}
+    if BACKEND != "jax":
+        # Keras on JAX can't train two models at once while one is traced.
+        jobs["verify"] = verify
+    return {
+        name: [
+            not np.array_equal(one, other)
+            for one, other in zip(alone, weights_beside(job), strict=True)
+        ]
+        for name, job in jobs.items()
+    }
+
+
+def replaced_within():
+    """Returns what is replaced in a step, but not in the tables."""
+    before = foreign.attributes(__name__)
+    found = set()
+
+    class Looking(OwnLayer):
+        def call(self, x):
+            now = foreign.attributes(__name__)
+            found.update(foreign.differences(before, now))
+            return super().call(x)
+
+    one = strategy()
+    with one.scope():
+        model = keras.Sequential([layers.Input((4,)), Looking()])
+        model.compile("sgd", OwnCall(), jit_compile=False)
+    trained(model)
+    one.run(lambda: model(X))
+    rows = [(foreign.name_of(row.owner), row) for row in HOOKS.rows]
+    known = {f"{owner}.{row.name}" for owner, row in rows}
+    known |= {
+        f"{owner}.__init_subclass__" for owner, row in rows if row.in_subclasses
+    }
+    assert len(found) > 20
+    return sorted(
+        place
+        for place in found - known
+        if place.split(".")[0] != __name__.split(".")[0]
+    )
+
+
+if __name__ == "__main__":
+    trained(built()).evaluate(**DATA, verbose=0)  # what Keras makes once
+    assert not HOOKS.count
+    report = {"neighbours": neighbours()}
+    gc.collect()
+    report |= {name: left_by(name) for name in PROGRAMS}
+    report["outside of the tables"] = replaced_within()
+    json.dump(report, sys.stdout)
