@@ -23,9 +23,10 @@ from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch.draws import ReplicaDraws
-from keras_dist_torch.gradients import check_hooks
 from keras_dist_torch.gradients import detached
+from keras_dist_torch.gradients import has_hooks
 from keras_dist_torch.gradients import plain_backward
+from keras_dist_torch.gradients import refuse_hooks
 from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.parts import GathersVariables
 from keras_dist_torch.parts import stored
@@ -76,8 +77,9 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         self._seen[id(variable)] = variable
         value = parameter_of(variable)
-        if value is not None and stored(variable) is None:
-            check_hooks(variable, value)
+        is_plain = value is not None and stored(variable) is None
+        if is_plain and has_hooks(value):
+            refuse_hooks(variable, value)
         return value
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:

@@ -193,11 +193,17 @@ after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
 plain_backward = torch.autograd.backward
 
 
-def check_hooks(variable: keras.Variable, parameter: torch.Tensor) -> None:
-    if parameter._backward_hooks:
-        _refuse("register_hook", variable.path)
-    if parameter._post_accumulate_grad_hooks:
-        _refuse("register_post_accumulate_grad_hook", variable.path)
+def has_hooks(parameter: Any) -> bool:
+    """Returns whether a user has put hooks on the tensor of a variable."""
+    hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return any(hooks)
+
+
+def refuse_hooks(variable: keras.Variable, parameter: torch.Tensor) -> NoReturn:
+    """Refuses hooks that a user has put on the tensor of a variable."""
+    is_early = bool(parameter._backward_hooks)
+    name = "register_hook" if is_early else "register_post_accumulate_grad_hook"
+    _refuse(name, variable.path)
 
 
 def _registering(original: Callable[..., Any]) -> Callable[..., Any]:

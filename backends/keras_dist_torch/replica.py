@@ -21,7 +21,7 @@ from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.gradients import AllSum
-from keras_dist_torch.gradients import check_hooks
+from keras_dist_torch.gradients import refuse_hooks
 from keras_dist_torch.gradients import refuse_in_place
 from keras_dist_torch.keras_internals import on_device
 from keras_dist_torch.keras_internals import parameter_of
@@ -111,7 +111,8 @@ class TorchReplica(Replica):
         parameter = parameter_of(variable)
         if parameter is None:
             return None
-        check_hooks(variable, parameter)
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            refuse_hooks(variable, parameter)
         sent = None
         if self.moved is not None:
             sent = _delivered(self.moved, self._position, variable)

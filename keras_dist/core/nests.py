@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import itertools
 import numbers
 import types
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -27,9 +29,16 @@ _ALIVE = (keras.Layer, keras.Metric, keras.optimizers.Optimizer, keras.Variable)
 
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     """Returns a nest of the same types with `fn` applied to each leaf."""
+    kind = type(nest)
+    # The usual ones, without calls of Python's in between.
+    if kind is tuple or kind is list:
+        return kind(map(partial(map_nest, fn), nest))
+    if kind is dict:
+        items = map(partial(map_nest, fn), nest.values())
+        return dict(zip(nest, items, strict=True))
     if isinstance(nest, (list, tuple)):
         return _sequence_like(nest, [map_nest(fn, item) for item in nest])
-    if _is_mapping(nest):
+    if hasattr(kind, "keys") and isinstance(nest, Mapping):
         return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
     return fn(nest)
 
@@ -97,12 +106,12 @@ def regroup(
     def join(leaves: list[Any]) -> Any:
         first = leaves[0]
         if not always(first):
-            if all(leaf is first for leaf in leaves):
+            if {*map(id, leaves)} == {id(first)}:
                 return first
             variable = _variable_of(leaves)
             if variable is not None:
                 return variable
-        return wrap([own(leaf, index) for index, leaf in enumerate(leaves)])
+        return wrap([*map(own, leaves, itertools.count())])
 
     return _regroup(list(nests), join, "result")
 
@@ -125,9 +134,9 @@ def _of_one(nest: Any, own: Callable[[Any, int], Any]) -> Any:
 def _regroup(
     nests: list[Any], join: Callable[[list[Any]], Any], path: str
 ) -> Any:
-    first = nests[0]
+    first, shape = nests[0], _shape(nests[0])
     for index, nest in enumerate(nests):
-        if _shape(nest) != _shape(first):
+        if nest is not first and _shape(nest) != shape:
             raise ValueError(
                 "Replicas returned different structures. Received at "
                 f"`{path}`: {_described(first)} from replica 0, "

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -79,27 +80,27 @@ class Plan:
     shards_variables: bool = False
     layouts: VariableLayouts | None = None
 
-    @property
+    @cached_property
     def is_one_device(self) -> bool:
         """True if the only replica computes where the variables are."""
         return self.num_replicas == 1 and self.variable_devices == self.devices
 
-    @property
+    @cached_property
     def num_workers(self) -> int:
         """Number of workers."""
         return 1 if self.cluster is None else self.cluster.num_workers
 
-    @property
+    @cached_property
     def num_local_replicas(self) -> int:
         """Number of replicas of this worker."""
         return len(self.replicas)
 
-    @property
+    @cached_property
     def num_replicas(self) -> int:
         """Number of replicas of all workers."""
         return len(self.replicas) * self.num_workers
 
-    @property
+    @cached_property
     def first_replica(self) -> int:
         """Position of this worker's first replica among all replicas."""
         index = 0 if self.cluster is None else self.cluster.index
@@ -110,7 +111,7 @@ class Plan:
         """True on the worker that shows progress and writes files."""
         return self.cluster is None or self.cluster.is_chief
 
-    @property
+    @cached_property
     def devices(self) -> tuple[Device, ...]:
         """The first logical device of each replica of this worker, in order."""
         return tuple(replica[0] for replica in self.replicas)

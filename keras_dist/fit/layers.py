@@ -20,17 +20,22 @@ from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import suspended
 
 
-@as_hook
-def hook_clear_losses(original: Any, self: Any) -> None:
-    step = state.of_thread.step or state.of_thread.call
-    scope = keras_internals.stateless_scope()
-    if isinstance(scope, Overlay):
-        scope.clear_losses(self)
-    elif step is None:
-        original(self)
-    else:
-        # Replicas share layers: clear this replica's losses only.
-        step.scope.clear_losses(self)
+# Hooks that each step calls often are no `as_hook`, which takes a call more.
+def hook_clear_losses(original: Any) -> Any:
+    """Has a replica clear its own losses only, as replicas share layers."""
+
+    @functools.wraps(original)
+    def _clear_losses(self: Any) -> None:
+        step = state.of_thread.step or state.of_thread.call
+        scope = keras_internals.stateless_scope()
+        if isinstance(scope, Overlay):
+            scope.clear_losses(self)
+        elif step is None:
+            original(self)
+        else:
+            step.scope.clear_losses(self)
+
+    return _clear_losses
 
 
 @as_hook
@@ -66,20 +71,28 @@ def _has_a_value_a_row(loss: Any, rows: Any) -> bool:
     return bool(size == max(rows, 1))
 
 
-@as_hook
-def hook_build(original: Any, self: Any, call_spec: Any) -> None:
-    call = state.current_call()
-    if self.built:
-        original(self, call_spec)
-        return
-    if call is None:
-        with suspended():
-            original(self, call_spec)
-        return
+def hook_build(original: Any) -> Any:
+    """Has replicas build a layer once, where they meet."""
 
+    @functools.wraps(original)
+    def _maybe_build(self: Any, call_spec: Any) -> None:
+        if self.built:
+            original(self, call_spec)
+        elif state.of_thread.call is None:
+            with suspended():
+                original(self, call_spec)
+        else:
+            _build_together(state.of_thread.call, original, self, call_spec)
+
+    return _maybe_build
+
+
+def _build_together(
+    call: state.ReplicaState, build: Any, layer: keras.Layer, call_spec: Any
+) -> None:
     def build_once(specs: list[Any]) -> None:
         with call.runner.building():
-            original(self, specs[0])
+            build(layer, specs[0])
 
-    what = f"the build of layer '{self.name}'"
+    what = f"the build of layer '{layer.name}'"
     call.replica.meet(what, build_once, call_spec)

@@ -26,8 +26,7 @@ from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
-from keras_dist.replica.state import current_call
-from keras_dist.replica.state import current_step
+from keras_dist.replica.state import of_thread
 
 _COUPLES_ROWS = {"dice", "tversky", "circle"}
 
@@ -41,7 +40,7 @@ def hook_call(
     sample_weight: Any = None,
 ) -> Any:
     """Stands for `Loss.__call__`; gathers rows for losses that couple them."""
-    step = current_step()
+    step = of_thread.step
     # Keras would take a batch of scalars for a single row. Outside of a step
     # the shape may be unknown.
     if step is None or (
@@ -57,7 +56,7 @@ def hook_own_call(
     original: Any, self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Stands for a user's own `Loss.__call__`, to give it gathered rows."""
-    step, own = current_step(), original.__get__(self, type(self))
+    step, own = of_thread.step, original.__get__(self, type(self))
     if step is None:
         return own(*args, **kwargs)
     names = list(kwargs)
@@ -80,7 +79,7 @@ def hook_reduction(
     dtype: Any = None,
 ) -> Any:
     """Stands for the function by which all of Keras' losses reduce."""
-    step = current_step()
+    step = of_thread.step
     local = functools.partial(original, values, sample_weight, mask)
     # The loss function itself may return a scalar.
     is_whole = not len(getattr(values, "shape", ()))
@@ -112,7 +111,7 @@ def scale(
 
     It is right in replica functions only, where `optimizer.apply` sums.
     """
-    call = current_call()
+    call = of_thread.call
     if call is not None:
         return by(value, call.strategy.num_replicas_in_sync)
     return value if context.has_strategy() else original(value)

@@ -25,7 +25,7 @@ from keras_dist.fit.adding import rows_that_add_up
 from keras_dist.internals import keras_internals
 from keras_dist.replica import exchange
 from keras_dist.replica.state import ReplicaStep
-from keras_dist.replica.state import current_step
+from keras_dist.replica.state import of_thread
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def flush(step: ReplicaStep) -> None:
         ready, everyone = settled(step, updates, everyone)
         run_together(ready, step.exchange(everyone, merge, alike=True))
 
-    names = ", ".join(f"'{update.metric.name}'" for update in updates)
+    names = ", ".join([f"'{update.metric.name}'" for update in updates])
     own = leaves_of(updates), step.share
     step.replica.meet(f"the metrics {names}", update_all, own)
     for update in updates:
@@ -207,7 +207,7 @@ def hook_own_call(original: Any) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
+        step = of_thread.step
         own = functools.partial(original, self)
         if step is None or "update_state" not in vars(self):
             return own(*args, **kwargs)
@@ -223,7 +223,8 @@ def hook_own_call(original: Any) -> Callable[..., Any]:
 
         value = step.replica.meet(what, call_once, (update.leaves, step.share))
         step.forget(self.variables)
-        step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
+        leaves = nests.flatten(value)
+        step.results.update(zip(map(id, leaves), leaves, strict=True))
         return value
 
     return __call__
@@ -237,7 +238,7 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
     what = f"metric '{metric.name}'"
 
     def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
-        step = current_step()
+        step = of_thread.step
         if step is None:
             return update_state(*args, **kwargs)
         step.replica.check_meeting(what)
@@ -262,13 +263,14 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
     result = metric.result
 
     def result_on_replicas() -> Any:
-        step = current_step()
+        step = of_thread.step
         if step is None:
             return result()
         flush(step)
         value = result()
         # A metric's state is the same on each replica.
-        step.results.update((id(leaf), leaf) for leaf in nests.flatten(value))
+        leaves = nests.flatten(value)
+        step.results.update(zip(map(id, leaves), leaves, strict=True))
         return value
 
     return result_on_replicas

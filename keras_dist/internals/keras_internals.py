@@ -295,10 +295,12 @@ class opened(contextlib.AbstractContextManager[None]):
         self._scope = scope
 
     def __enter__(self) -> None:
-        self._before = set_stateless_scope(self._scope)
+        tracker = global_state.GLOBAL_STATE_TRACKER
+        self._before = getattr(tracker, "stateless_scope", None)
+        tracker.stateless_scope = self._scope
 
     def __exit__(self, *error: object) -> None:
-        set_stateless_scope(self._before)
+        global_state.GLOBAL_STATE_TRACKER.stateless_scope = self._before
 
 
 def set_uninitialized(variables: list[keras.Variable]) -> list[keras.Variable]:

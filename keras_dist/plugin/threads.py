@@ -27,17 +27,8 @@ class _Gate:
 
     def __init__(self) -> None:
         self.turn = 0
-        self._opened = 0
-        self._wake = queue.SimpleQueue[None]()
-
-    def open(self) -> None:
-        self._opened += 1
-        self._wake.put(None)
-
-    def wait_for(self, turn: int) -> None:
-        while self._opened < turn:
-            self._wake.get()
-        self.turn = turn
+        self.opened = 0
+        self.wake = queue.SimpleQueue[None]()
 
 
 class Round:
@@ -132,7 +123,9 @@ class Round:
         while True:
             try:
                 turn = turn or gate.turn + 1
-                gate.wait_for(turn)
+                while gate.opened < turn:
+                    gate.wake.get()
+                gate.turn = turn
                 return
             except BaseException as error:  # Ctrl-C, in the caller's thread
                 # Another replica is running: all of them have to unwind first.
@@ -140,14 +133,23 @@ class Round:
                     self.error = error
 
     def _hand_on(self, index: int) -> None:
-        later = [i for i in self._active if i > index]
-        if not later and self._waiting and self.error is None:
+        last = max(self._active, default=-1)
+        if last <= index and self._waiting and self.error is None:
             try:
                 self._hold_meeting()
             except BaseException as error:
                 self.error = error
-        following = min(later or self._active, default=None)
-        (self._over if following is None else self._gates[following]).open()
+        if last > index:
+            following = index + 1
+            while following not in self._active:
+                following += 1
+            gate = self._gates[following]
+        elif self._active:
+            gate = self._gates[min(self._active)]
+        else:
+            gate = self._over
+        gate.opened += 1
+        gate.wake.put(None)
 
     def _hold_meeting(self) -> None:
         arrived = self._waiting

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 from typing import Self
 
@@ -22,6 +21,7 @@ from keras_dist.core.context import replaced
 from keras_dist.core.rows import Share
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import opened
+from keras_dist.internals.keras_internals import set_stateless_scope
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica import assigned
@@ -69,20 +69,30 @@ def current_replica() -> "ReplicaState | None":
     return of_thread.step or of_thread.call
 
 
-@contextlib.contextmanager
-def outside_replicas(state: "ReplicaState | None" = None) -> Iterator[None]:
+class outside_replicas(contextlib.AbstractContextManager[None]):
     """Suspends this thread's replica, in cross-replica context.
 
     Variables are read and written directly inside. `state` is the replica's,
-    if this thread runs no replica itself.
+    if this thread runs no replica itself. A class, as each meeting enters it.
     """
-    state = current_replica() or state
-    with (
-        replaced(of_thread, step=None, call=None),
-        opened(None),
-        state.strategy.cross_replica() if state else nullcontext(),
-    ):
-        yield
+
+    def __init__(self, state: "ReplicaState | None" = None) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        before = self._before = of_thread.step, of_thread.call
+        state = before[0] or before[1] or self._state
+        of_thread.step = of_thread.call = None
+        self._scope = set_stateless_scope(None)
+        self._apart = context.cross_replica(state.strategy) if state else None
+        if self._apart is not None:
+            self._apart.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._apart is not None:
+            self._apart.__exit__(None, None, None)
+        set_stateless_scope(self._scope)
+        of_thread.step, of_thread.call = self._before
 
 
 class LayerScope(keras.StatelessScope):
@@ -116,11 +126,13 @@ class ReplicaScope(LayerScope):
     def __init__(self, state: "ReplicaState") -> None:
         super().__init__()
         self._state = state
+        # What is called for a variable that was not read before.
+        self.read: Callable[[keras.Variable], Any] = state.read
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         value = self.state_mapping.get(id(variable))
         if value is None:
-            value = self._state.read(variable)
+            value = self.read(variable)
             if value is not None and self._state.replica.has_copies:
                 self.state_mapping[id(variable)] = value
         return value
@@ -244,6 +256,7 @@ class ReplicaStep(ReplicaState):
         handed: Handed,
     ) -> None:
         super().__init__(replica, runner, strategy)
+        self.scope.read = replica.read
         self.model = model
         self.handed = handed
         # How often something was handed over.

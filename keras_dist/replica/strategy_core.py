@@ -25,7 +25,9 @@ class StrategyBase:
         self, plan: Plan, executor: Executor, cross_device_ops: Any = None
     ) -> None:
         self._plan = plan
-        self._executor = executor
+        # The backend's `Executor` bound to the plan. An attribute, because each
+        # step asks for it often.
+        self.executor = executor
         self._cross_device_ops = cross_device_ops
         # True once the strategy has run a function or a model's steps.
         self.has_run = False
@@ -40,11 +42,6 @@ class StrategyBase:
     def plan(self) -> Plan:
         """The strategy's `Plan`."""
         return self._plan
-
-    @property
-    def executor(self) -> Executor:
-        """The backend's `Executor` bound to the plan."""
-        return self._executor
 
     @property
     def cross_device_ops(self) -> Any:

@@ -18,7 +18,6 @@ from keras_dist.core.nests import check_counts
 from keras_dist.core.nests import map_nest
 from keras_dist.core.nests import refuse_objects
 from keras_dist.core.nests import regroup
-from keras_dist.core.nests import select
 from keras_dist.core.options import ValueContext
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
@@ -104,13 +103,13 @@ class ReplicaMethods(StrategyBase):
             context.check_cross_replica(self, "run")
             check_run_counts(self)
         self.has_run = True
-        workers = self._executor.workers
+        workers = self.executor.workers
         if workers is not None:
             check_all_come("`strategy.run`")
             if not workers.is_open:
                 with loops.in_run(workers, fn):
                     return self.run(fn, args, kwargs)
-        compiler = self._executor.compiler
+        compiler = self.executor.compiler
         if compiler is not None and (
             isinstance(fn, Function) or compiler.is_tracing
         ):
@@ -131,10 +130,15 @@ class ReplicaMethods(StrategyBase):
         self.executor.check_arguments((tuple(args), keywords))
 
         def on_replica(index: int) -> Any:
-            own = (select(index, tuple(args)), select(index, keywords))
-            positional, named = map_nest(
-                lambda leaf: self.executor.bring(leaf, index), own
-            )
+            def own(leaf: Any) -> Any:
+                if isinstance(leaf, (PerReplica, Mirrored)):
+                    return map_nest(bring, leaf.values[index])
+                return bring(leaf)
+
+            def bring(leaf: Any) -> Any:
+                return self.executor.bring(leaf, index)
+
+            positional, named = map_nest(own, (tuple(args), keywords))
             return self.executor.leave(fn(*positional, **named))
 
         results = self._run_on_replicas(on_replica)
@@ -208,7 +212,7 @@ class ReplicaMethods(StrategyBase):
         self, what: str, value: Any, axis: Any
     ) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which workers compare a call's arguments."""
-        workers = self._executor.workers
+        workers = self.executor.workers
         if workers is None:
             return contextlib.nullcontext()
         structure = map_nest(lambda leaf: "value", value)

@@ -150,8 +150,8 @@ class Strategy(DeprecatedMethods, TrainingMethods):
         with (
             keras_random.global_seed_lent(),
             context.entered(self),
-            self._executor.hooks,
-            self._executor.creation_scope(),
+            self.executor.hooks,
+            self.executor.creation_scope(),
         ):
             yield self
 
@@ -206,7 +206,7 @@ class Strategy(DeprecatedMethods, TrainingMethods):
         ('cpu:0',)
         """
         claim_variable(variable, self)
-        return tuple(map(str, self._executor.home(variable).devices))
+        return tuple(map(str, self.executor.home(variable).devices))
 
     @property
     def extended(self) -> StrategyExtended:

@@ -33,7 +33,7 @@ class TrainingMethods(StrategyBase):
         >>> strategy = keras_dist.OneDeviceStrategy("cpu:0")
         >>> strategy.batches_ahead = 2
         """
-        return self._executor.batches_ahead
+        return self.executor.batches_ahead
 
     @batches_ahead.setter
     def batches_ahead(self, number: int) -> None:
@@ -42,7 +42,7 @@ class TrainingMethods(StrategyBase):
                 "`batches_ahead` is the number of batches that `fit` sends to "
                 f"a GPU ahead. Received: {number!r}. Expected: 0, 1 or 2."
             )
-        self._executor.batches_ahead = number
+        self.executor.batches_ahead = number
 
     def profile(
         self,
