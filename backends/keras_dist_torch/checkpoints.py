@@ -9,7 +9,7 @@ import base64
 import contextlib
 import os
 import pickle
-import warnings
+import threading
 import zlib
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -19,10 +19,15 @@ from typing import Any
 import keras
 import torch
 import torch.distributed.checkpoint as files
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.staging import DefaultStager
 from torch.distributed.checkpoint.staging import StagingOptions
 from torch.distributed.tensor import DTensor
 
+from keras_dist.core.context import replaced
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
+from keras_dist.internals.hooks import seen_warnings
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import Writing
 from keras_dist_torch.parts import stored
@@ -120,7 +125,8 @@ def restore(
     """Sets variables, of which each worker reads its parts."""
     state = {name: _to_fill(variable) for name, variable in variables.items()}
     reader = files.FileSystemReader(folder)
-    with _not_warned(), _with_exceptions(), torch.no_grad():
+    alone = replaced(_alone, is_meant=True)
+    with _hooks, alone, _with_exceptions(), torch.no_grad():
         # Each worker reads alone: nothing is sent.
         files.load(state, storage_reader=reader, no_dist=True)
     for name, variable in variables.items():
@@ -156,11 +162,20 @@ def _with_exceptions() -> Iterator[None]:
         raise failures[0] from error
 
 
-@contextlib.contextmanager
-def _not_warned() -> Iterator[None]:
-    """Drops PyTorch's warning that it loads without other processes."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "torch.distributed is disabled", UserWarning
-        )
-        yield
+class _Alone(threading.local):
+    is_meant = False
+
+
+_alone = _Alone()
+
+
+def _see(text: str) -> bool:
+    return _alone.is_meant and text.startswith("torch.distributed is disabled")
+
+
+def _table() -> Iterator[Hook]:
+    why = "a worker that reads its parts alone is not warned of that"
+    yield Hook(state_dict_loader, "warnings", seen_warnings(_see), why)
+
+
+_hooks = Hooks(_table)

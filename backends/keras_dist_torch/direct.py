@@ -22,8 +22,10 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import Hooks
 from keras_dist.internals.hooks import as_hook
+from keras_dist.internals.hooks import seen_warnings
 from keras_dist.internals.keras_optimizers import WITH_APPLY
 from keras_dist.internals.keras_random import lend_global_seed
+from keras_dist.internals.private_names import private
 from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.places import Places
@@ -61,6 +63,8 @@ from keras_dist_torch.units import is_live
 from keras_dist_torch.units import new_layers
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
+
+dispatch = private("torch.distributed.tensor._dispatch")
 
 T = TypeVar("T")
 
@@ -157,8 +161,13 @@ def _hook_call(original: Any, layer: Any, /, *args: Any, **kw: Any) -> Any:
     return original(layer, *args, **kw)
 
 
+def _see(text: str) -> bool:
+    # It is right: such a variable is the same on all workers.
+    return reads_parts() and "non-scalar tensor with numel=1" in text
+
+
 def _table() -> Iterator[Hook]:
-    yield from HOOKS.rows
+    yield from HOOKS.rows()
     why = "nothing is gathered to register it with PyTorch"
     for name in ("_track_variables", "_post_track_variable"):
         yield Hook(keras.Layer, name, _hook_tracking, why)
@@ -170,6 +179,8 @@ def _table() -> Iterator[Hook]:
     why = "an optimizer computes with a worker's parts themselves"
     name = "_backend_update_step"
     yield Hook(ParallelOptimizer, name, _hook_update, why)
+    why = "a worker's copy of a number among parts is not warned of"
+    yield Hook(dispatch, "warnings", seen_warnings(_see), why)
     why = "a model's layers are in parts before a replica calls it"
     yield Hook(keras.Layer, "__call__", _hook_call, why)
 

@@ -14,7 +14,10 @@ If one of them moves, `private` raises an error with its name.
 """
 
 import contextlib
+import functools
 import logging
+import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +25,8 @@ import keras
 import torch
 
 from keras_dist.core.context import replaced
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
 from keras_dist.internals.private_names import private
 
 _FAKE = "torch._subclasses.fake_tensor"
@@ -42,14 +47,45 @@ def without_values() -> Iterator[None]:
 
     Of a condition, such as that of Keras' loss scaling, the first branch runs.
     """
-    with (
-        replaced(keras.Variable, _initialize_with_initializer=_initialize),
-        replaced(_random, torch_seed_generator=lambda seed: torch.Generator()),
-        replaced(_core, cond=lambda pred, true_fn, false_fn: true_fn()),
-        replaced(logging.getLogger(_FAKE), disabled=True),
-        _FakeTensorMode(allow_non_fake_inputs=True),
-    ):
+    fake = _FakeTensorMode(allow_non_fake_inputs=True)
+    with _hooks, replaced(_now, is_fake=True), fake:
         yield
+
+
+class _Now(threading.local):
+    is_fake = False
+
+
+_now = _Now()
+
+
+def _instead(fake: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Makes a hook of what a thread does that computes no values."""
+
+    def hook(original: Any) -> Any:
+        @functools.wraps(original)
+        def either(*args: Any, **kwargs: Any) -> Any:
+            return (fake if _now.is_fake else original)(*args, **kwargs)
+
+        return either
+
+    return hook
+
+
+def _table() -> Iterator[Hook]:
+    why = "what has no values asks for none"
+    make = _instead(_initialize)
+    yield Hook(keras.Variable, "_initialize_with_initializer", make, why)
+    make = _instead(lambda seed: torch.Generator())
+    yield Hook(_random, "torch_seed_generator", make, why)
+    make = _instead(lambda pred, true_fn, false_fn: true_fn())
+    yield Hook(_core, "cond", make, why)
+    why = "failures that Keras expects are not told of"
+    make = _instead(lambda record: False)
+    yield Hook(logging.getLogger(_FAKE), "filter", make, why)
+
+
+_hooks = Hooks(_table)
 
 
 def _initialize(self: Any, initializer: Any) -> None:

@@ -1,14 +1,19 @@
 """Counts the collectives of operations, and the bytes of their tensors."""
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any
 from typing import Self
 
 import torch
 from torch.distributed.tensor import DTensor
 
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
+from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.targets import Collective
 from keras_dist_torch.fake_internals import DispatchMode
 from keras_dist_torch.fake_internals import key_of
@@ -45,6 +50,29 @@ class Collectives:
         )
 
 
+class _Measuring(threading.local):
+    by: "Measured | None" = None
+
+
+_measuring = _Measuring()
+
+
+@as_hook
+def _hook_resize(original: Any, self: torch.UntypedStorage, size: int) -> Any:
+    result = original(self, size)
+    if _measuring.by is not None:
+        _measuring.by.resized(self)
+    return result
+
+
+def _table() -> Iterator[Hook]:
+    why = "memory counts as free of tensors that FSDP keeps without it"
+    yield Hook(torch.UntypedStorage, "resize_", _hook_resize, why)
+
+
+_hooks = Hooks(_table)
+
+
 class Measured(DispatchMode):
     """Sees operations inside: `peak` has the bytes at the fullest moment."""
 
@@ -59,22 +87,20 @@ class Measured(DispatchMode):
             self._see(tensor)
 
     def __enter__(self) -> Self:
-        self._resize = original = torch.UntypedStorage.resize_
-
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            result = original(storage, size)
-            if key_of(storage) in self._sizes:
-                self._set(key_of(storage), storage.nbytes())
-            return result
-
-        # FSDP frees the memory of tensors that it keeps.
-        torch.UntypedStorage.resize_ = resize_
+        _hooks.__enter__()
+        self._before, _measuring.by = _measuring.by, self
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize
         super().__exit__(*error)
+        _measuring.by = self._before
+        _hooks.__exit__()
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Notes the new size of the memory of a tensor that it has seen."""
+        if key_of(storage) in self._sizes:
+            self._set(key_of(storage), storage.nbytes())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -143,7 +143,7 @@ def _hook_apply(
 
 
 def _table() -> Iterator[Hook]:
-    yield from HOOKS.rows
+    yield from HOOKS.rows()
     why = "an optimizer holds variables whole when called outside replicas"
     for cls in WITH_APPLY:
         yield Hook(cls, "apply", _hook_apply, why)

@@ -23,6 +23,7 @@ from keras_dist.fit import plain_models
 from keras_dist.fit import updates
 from keras_dist.fit.workers import chief_saves
 from keras_dist.fit.workers import iterators
+from keras_dist.fit.workers import state_file
 from keras_dist.internals import keras_internals
 from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import Hooks
@@ -82,6 +83,9 @@ def table() -> Iterator[Hook]:
 
     for owner, name in keras_internals.SAVING:
         yield Hook(owner, name, chief_saves.hook_save, _SAVES)
+    for module in keras_internals.LOADING:
+        why = "a part that a backup lacks is an error"
+        yield Hook(module, "warnings", state_file.hook_warnings, why)
     why = "workers compare the data that they read"
     yield Hook(EpochIterator, "__init__", iterators.hook_iterator, why)
 

@@ -37,6 +37,37 @@ def as_hook(replacement: Method) -> Callable[[Any], Method]:
     return hook
 
 
+def seen_warnings(see: Callable[[str], bool]) -> Callable[[Any], Any]:
+    """Makes a hook on the name `warnings` of a module: `see(text)` of each that
+    it gives returns true to drop it, or raises an error in its place.
+
+    Python's own filters are the same for all threads.
+    """
+    return lambda original: _SeenWarnings(original, see)
+
+
+class _SeenWarnings:
+    """Stands for the module `warnings` in another module."""
+
+    def __init__(self, original: Any, see: Callable[[str], bool]) -> None:
+        self._original, self._see = original, see
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def warn(
+        self,
+        message: Any,
+        category: Any = None,
+        stacklevel: int = 1,
+        source: Any = None,
+        **options: Any,
+    ) -> None:
+        if not self._see(str(message)):
+            warn = self._original.warn
+            warn(message, category, stacklevel + 1, source, **options)
+
+
 def overrides(cls: type, name: str) -> bool:
     """Returns whether a class has a method that is not Keras' own."""
     return not is_of_keras(getattr(cls, name))
@@ -68,16 +99,11 @@ class Hooks(contextlib.AbstractContextManager[None]):
 
     def __init__(self, table: Callable[[], Iterable[Hook]]) -> None:
         # Made late, as it imports what it hooks, and once.
-        self._table = functools.cache(lambda: tuple(table()))
+        self.rows = functools.cache(lambda: tuple(table()))
         self.count = 0  # contexts and objects
 
-    @property
-    def rows(self) -> Sequence[Hook]:
-        """The rows of the table."""
-        return self._table()
-
     def __enter__(self) -> None:
-        self._table()  # not with the lock, as it imports
+        self.rows()  # not with the lock, as it imports
         _changes.append((self, 1))
         _settle()
 
@@ -107,17 +133,11 @@ def _settle() -> None:
                 hooks, by = _changes.popleft()
                 hooks.count += by
                 if hooks.count == by:
-                    _places.add(hooks.rows)
+                    _places.add(hooks.rows())
                 elif not hooks.count:
-                    _places.remove(hooks.rows)
+                    _places.remove(hooks.rows())
         finally:
             _places.are_changing = False
-
-
-@functools.cache
-def _made(hook: Hook, original: Any) -> Any:
-    """Makes a replacement once: compilers compare functions by identity."""
-    return hook.make(original)
 
 
 class _Place:
@@ -125,84 +145,106 @@ class _Place:
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
-        self._own = self._current = self._now()
-        self._original = getattr(owner, name, None)
-        self.hooks: list[Hook] = []
+        self.original = getattr(owner, name, None)
+        self.hooks: tuple[Hook, ...] = ()
+        self.own = self.current = vars(owner).get(name)
+        # The values of the attribute, by hooks. Each is made once: compilers
+        # compare functions by identity.
+        self.made: dict[tuple[Hook, ...], Any] = {(): self.own}
 
-    def _now(self) -> Any:
-        return vars(self.owner).get(self.name)
-
-    @property
-    def is_buried(self) -> bool:
-        """True once someone else has wrapped our replacement."""
-        return self._now() is not self._current
-
-    def update(self) -> None:
-        """Sets the attribute, or gives it back if no hook is left."""
-        if self.is_buried:
-            return
-        wanted = self._original
+    def make(self) -> Any:
+        """Makes the value of the attribute with the hooks that it has."""
+        made = self.original
         for hook in self.hooks:
-            # Not kept, for what belongs to the user.
-            is_users = hook.in_subclasses
-            wanted = hook.make(wanted) if is_users else _made(hook, wanted)
-        self._current = wanted if self.hooks else self._own
-        if self._current is None:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, self._current)
+            made = hook.make(made)
+        self.made[self.hooks] = made
+        return made
 
 
 class _Places:
-    """All attributes that are replaced now."""
+    """All attributes that are, or were, replaced.
+
+    Tables come and go with each call of `run` in a program without variables,
+    so `add` and `remove` call no functions of Python's.
+    """
 
     def __init__(self) -> None:
         self.are_changing = False
-        self._found: dict[tuple[Any, str], _Place] = {}
-        # Tables may have some hooks in common.
+        self._known: dict[tuple[Any, str], _Place] = {}
+        # How many tables in use have a hook.
         self._counts: collections.Counter[Hook] = collections.Counter()
+        # Methods of users' classes, by the hook that they have.
+        self._users: dict[Hook, list[_Place]] = {}
 
     def add(self, hooks: Sequence[Hook]) -> None:
-        self._counts.update(hooks)
         for hook in hooks:
-            if self._counts[hook] > 1:
+            self._counts[hook] = count = self._counts.get(hook, 0) + 1
+            if count > 1:
                 continue
-            if not hook.in_subclasses:
-                self._put(hook.owner, hook.name, hook)
-                continue
-            self._put(hook.owner, _watch(hook).name, _watch(hook))
-            classes = [hook.owner]
-            for cls in classes:
-                classes += cls.__subclasses__()
-                self.override(cls, hook)
+            owner, name = hook.owner, hook.name
+            if hook.in_subclasses:
+                self._users[hook] = []
+                classes = owner.__subclasses__()
+                for cls in classes:
+                    classes += cls.__subclasses__()
+                    if not cls.__module__.startswith("keras."):
+                        self.override(cls, hook)
+                hook, name = _watch(hook), "__init_subclass__"
+            place, now = self._known.get((owner, name)), vars(owner).get(name)
+            # Changed by someone else, while it was not ours.
+            if place is None or now is not place.own is place.current:
+                place = self._known[owner, name] = _Place(owner, name)
+            place.hooks += (hook,)
+            # Else someone else has wrapped ours, and it is found in there.
+            if now is place.current:
+                made = place.made.get(place.hooks)
+                place.current = place.make() if made is None else made
+                setattr(owner, name, place.current)
 
     def remove(self, hooks: Sequence[Hook]) -> None:
-        self._counts.subtract(hooks)
-        gone = {hook for hook in hooks if not self._counts[hook]}
-        gone |= {_watch(hook) for hook in gone if hook.in_subclasses}
-        for key, place in list(self._found.items()):
-            if gone.isdisjoint(place.hooks):
+        for hook in hooks:
+            self._counts[hook] -= 1
+            if self._counts[hook]:
                 continue
-            place.hooks = [each for each in place.hooks if each not in gone]
-            place.update()
-            # A replacement below someone else's does no harm, and is found
-            # again here.
-            if not place.hooks and not place.is_buried:
-                del self._found[key]
+            owner, name = hook.owner, hook.name
+            if hook.in_subclasses:
+                for place in self._users.pop(hook):
+                    self._restore(place)
+                hook, name = _watch(hook), "__init_subclass__"
+            place = self._known[owner, name]
+            left = list(place.hooks)
+            left.remove(hook)
+            place.hooks = tuple(left)
+            if vars(owner).get(name) is not place.current:
+                continue
+            if not left and place.own is None:
+                place.current = None
+                delattr(owner, name)
+                continue
+            made = place.made.get(place.hooks)
+            place.current = place.make() if made is None else made
+            setattr(owner, name, place.current)
 
     def override(self, cls: Any, hook: Hook) -> None:
         """Puts a hook on a user's class, if it overrides the method."""
-        is_users = self._counts[hook] and overrides(cls, hook.name)
-        if is_users and not hasattr(getattr(cls, hook.name), _MARK):
-            self._put(cls, hook.name, hook)
-            setattr(getattr(cls, hook.name), _MARK, True)
+        name = hook.name
+        is_users = self._counts[hook] and overrides(cls, name)
+        if not is_users or hasattr(getattr(cls, name), _MARK):
+            return
+        place = _Place(cls, name)
+        place.hooks = (hook,)
+        place.current = place.make()
+        setattr(place.current, _MARK, True)
+        setattr(cls, name, place.current)
+        self._users[hook].append(place)
 
-    def _put(self, owner: Any, name: str, hook: Hook) -> None:
-        key = owner, name
-        place = self._found.get(key) or _Place(owner, name)
-        self._found[key] = place
-        place.hooks.append(hook)
-        place.update()
+    def _restore(self, place: _Place) -> None:
+        if vars(place.owner).get(place.name) is not place.current:
+            return
+        if place.own is None:
+            delattr(place.owner, place.name)
+        else:
+            setattr(place.owner, place.name, place.own)
 
 
 _places = _Places()

@@ -169,6 +169,8 @@ def place_in_call() -> str:
     return f"{name}|{lines}"
 
 
+# The modules that load a file of Keras'.
+LOADING = (saving_lib, private("keras.src.optimizers.base_optimizer"))
 # The functions that save a model, their first argument, and their owners.
 SAVING = (
     (saving_lib, "save_model"),

@@ -356,7 +356,7 @@ def replaced_within():
         model.compile("sgd", OwnCall(), jit_compile=False)
     trained(model)
     one.run(lambda: model(X))
-    rows = [(foreign.name_of(row.owner), row) for row in HOOKS.rows]
+    rows = [(foreign.name_of(row.owner), row) for row in HOOKS.rows()]
     known = {f"{owner}.{row.name}" for owner, row in rows}
     known |= {
         f"{owner}.__init_subclass__" for owner, row in rows if row.in_subclasses

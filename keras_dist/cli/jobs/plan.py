@@ -3,14 +3,19 @@
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_dist.core.context import replaced
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_optimizers
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
+from keras_dist.internals.hooks import as_hook
 from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
 from keras_dist.sharding.supported import check_optimizer
@@ -59,34 +64,49 @@ def load_of_named(
 def without_values() -> Iterator[None]:
     """Makes variables with a shape and a dtype only, inside of the context."""
     before = keras_internals.set_uninitialized([])
-    original = keras.Variable.__init__
-
-    @functools.wraps(original)
-    def __init__(
-        self: Any,
-        initializer: Any,
-        shape: Any = None,
-        dtype: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        # The scope below does so only to variables with an initializer.
-        if not callable(initializer) and not isinstance(initializer, str):
-            value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
-
-            def initializer(shape: Any, dtype: Any = None) -> Any:
-                return value
-
-            shape = tuple(value.shape)
-            dtype = keras.backend.standardize_dtype(value.dtype)
-        original(self, initializer, shape=shape, dtype=dtype, **kwargs)
-
-    keras.Variable.__init__ = __init__
     try:
-        with keras.StatelessScope(initialize_variables=False):
+        scope = keras.StatelessScope(initialize_variables=False)
+        with _hooks, replaced(_making, has_no_values=True), scope:
             yield
     finally:
-        keras.Variable.__init__ = original
         keras_internals.set_uninitialized(before)
+
+
+class _Making(threading.local):
+    has_no_values = False
+
+
+_making = _Making()
+
+
+@as_hook
+def _hook_variable(
+    original: Any,
+    self: Any,
+    initializer: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    **kwargs: Any,
+) -> None:
+    is_value = not callable(initializer) and not isinstance(initializer, str)
+    # The scope above does so only to variables with an initializer.
+    if is_value and _making.has_no_values:
+        value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
+
+        def initializer(shape: Any, dtype: Any = None) -> Any:
+            return value
+
+        shape = tuple(value.shape)
+        dtype = keras.backend.standardize_dtype(value.dtype)
+    original(self, initializer, shape=shape, dtype=dtype, **kwargs)
+
+
+def _table() -> Iterator[Hook]:
+    why = "a variable that is given its value needs no memory for it either"
+    yield Hook(keras.Variable, "__init__", _hook_variable, why)
+
+
+_hooks = Hooks(_table)
 
 
 def _optimizer(model: keras.Model, name: str | None) -> Any:

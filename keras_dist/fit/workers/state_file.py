@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-import warnings
+import threading
 from collections.abc import Mapping
 from typing import Any
 from typing import BinaryIO
@@ -11,6 +11,7 @@ from typing import BinaryIO
 import keras
 import numpy as np
 
+from keras_dist.core.context import replaced
 from keras_dist.errors import CheckpointError
 from keras_dist.fit.workers.built import Built
 from keras_dist.fit.workers.built import build_as_saved
@@ -20,6 +21,7 @@ from keras_dist.fit.workers.together import written_beside
 from keras_dist.fit.workers.together import written_by_chief
 from keras_dist.internals import keras_random
 from keras_dist.internals import keras_saveables
+from keras_dist.internals.hooks import seen_warnings
 from keras_dist.plugin.workers import Workers
 
 _NOTES = "keras_dist"
@@ -124,16 +126,36 @@ def _read_notes(path: str) -> dict[str, Any]:
 
 def _load(model: keras.Model, path: str) -> None:
     """Loads a file of Keras', and raises where Keras only warns of a loss."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "Skipping ")
-        try:
+    try:
+        with replaced(_loading, is_strict=True):
             type(model).load_weights(model, path)
-        except UserWarning as warning:
-            raise ValueError(
-                f"The saved state '{path}' lacks a part of model "
-                f"'{model.name}'. Received: {warning} Expected: the state of "
-                "the same model and optimizers."
-            ) from warning
+    except _LossError as loss:
+        raise ValueError(
+            f"The saved state '{path}' lacks a part of model "
+            f"'{model.name}'. Received: {loss} Expected: the state of "
+            "the same model and optimizers."
+        ) from None
+
+
+class _LossError(Exception):
+    """What Keras warns of, as an error."""
+
+
+class _Loading(threading.local):
+    is_strict = False
+
+
+_loading = _Loading()
+
+
+def _see(text: str) -> bool:
+    if _loading.is_strict and text.startswith("Skipping "):
+        raise _LossError(text)
+    return False
+
+
+# Stands for `warnings` in the modules by which Keras loads a file.
+hook_warnings = seen_warnings(_see)
 
 
 def _seeds(model: keras.Model) -> list[keras.Variable]:
