@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
+from keras_dist.core.context import in_replica_function
 from keras_dist.errors import TraceError
 from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_internals import opened
@@ -79,7 +80,8 @@ def hook_loss_scaling(
     """
     trained, state = self._trainable_variables, self.variables
     is_ours = any("distribute_strategy" in vars(each) for each in trained[:1])
-    if not is_ours and current_trace() is None and not is_recorded():
+    is_ours = is_ours or in_replica_function() or is_recorded()
+    if not is_ours and current_trace() is None:
         original(self, grads, trainable_variables)
         return
     if trainable_variables is not None:

@@ -98,7 +98,8 @@ def captured_creation() -> Callable[..., Any]:
 
 @functools.cache
 class _Advice(threading.local):
-    is_unwanted = False
+    def __init__(self) -> None:
+        self.is_unwanted = False
 
 
 _advice = _Advice()

@@ -163,7 +163,8 @@ def _with_exceptions() -> Iterator[None]:
 
 
 class _Alone(threading.local):
-    is_meant = False
+    def __init__(self) -> None:
+        self.is_meant = False
 
 
 _alone = _Alone()

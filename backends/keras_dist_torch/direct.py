@@ -145,8 +145,9 @@ def _hook_apply(
 
 
 class _Called(threading.local):
-    # Takes the models that a replica function calls.
-    prepare: Callable[[keras.Model], None] | None = None
+    def __init__(self) -> None:
+        # Takes the models that a replica function calls.
+        self.prepare: Callable[[keras.Model], None] | None = None
 
 
 _called = _Called()

@@ -52,11 +52,12 @@ def without_values() -> Iterator[None]:
         yield
 
 
-class _Now(threading.local):
-    is_fake = False
+class _Faking(threading.local):
+    def __init__(self) -> None:
+        self.is_fake = False
 
 
-_now = _Now()
+_now = _Faking()
 
 
 def _instead(fake: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -51,7 +51,8 @@ class Collectives:
 
 
 class _Measuring(threading.local):
-    by: "Measured | None" = None
+    def __init__(self) -> None:
+        self.by: Measured | None = None
 
 
 _measuring = _Measuring()

@@ -6,7 +6,6 @@ import operator
 from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
-from collections.abc import Hashable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,8 +69,6 @@ class ReplicaGroup:
     workers: Workers | None = None
     first: int = 0  # of this worker's replicas, among all
     shares: tuple[Share, ...] = ()  # of each worker
-    # By warning, the first replica that gave it.
-    said: dict[Any, int] = field(default_factory=dict, compare=False)
     # What replicas have assigned alike, by variable.
     agreed: dict[int, Any] = field(default_factory=dict, compare=False)
 
@@ -119,12 +116,6 @@ class Replica(ABC):
     def id(self) -> int:
         """The replica's position among the replicas of all workers."""
         return self.group.first + self.index
-
-    def repeats(self, warning: Hashable) -> bool:
-        """Returns whether another replica of this run gave the same warning."""
-        if self.group is ALONE:
-            return False
-        return self.group.said.setdefault(warning, self.index) != self.index
 
     @abstractmethod
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:

@@ -125,7 +125,9 @@ class TrainingMethods(StrategyBase):
         after each step. In both copies, Keras' random draws are the same for
         each row.
 
-        The model and all random states stay unchanged. Gradients and losses
+        The model and all random states stay unchanged. Meanwhile, `verify`
+        sets the generators that all threads share, of Python, NumPy and the
+        framework: let no other thread draw from them. Gradients and losses
         may differ by 1e-4 of the largest entry in float32 (2e-2 in float16,
         6e-2 in bfloat16). Trained variables may differ by 1e-3 of the change
         by training. To each limit, `verify` adds eight times the change that

@@ -34,7 +34,8 @@ def _shown(call):
 
 
 def _train(count):
-    with scope(count):
+    with scope(count), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         model = WarnsInItsStep([layers.Input((4,)), Warns(), layers.Dense(1)])
         model.compile("sgd", "mse", run_eagerly=True)
     data = models.table(12)

@@ -135,15 +135,6 @@ def test_a_cycle_with_a_variable_is_collected(backend):
     assert collected() is None
 
 
-def test_the_hooks_go_with_the_last_scope(backend):
-    model_init, variable_init = keras.Model.__init__, keras.Variable.__init__
-    strategy = keras_dist.MirroredStrategy()
-    with strategy.scope(), strategy.scope():
-        assert keras.Model.__init__ is not model_init
-    assert keras.Model.__init__ is model_init
-    assert keras.Variable.__init__ is variable_init
-
-
 def test_compile_outside_of_the_scope_belongs_to_the_strategy(backend):
     strategy = keras_dist.MirroredStrategy()
     with strategy.scope():

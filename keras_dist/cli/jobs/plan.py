@@ -73,7 +73,8 @@ def without_values() -> Iterator[None]:
 
 
 class _Making(threading.local):
-    has_no_values = False
+    def __init__(self) -> None:
+        self.has_no_values = False
 
 
 _making = _Making()

@@ -138,11 +138,12 @@ def _load(model: keras.Model, path: str) -> None:
 
 
 class _LossError(Exception):
-    """What Keras warns of, as an error."""
+    """A loss that Keras only warns of."""
 
 
 class _Loading(threading.local):
-    is_strict = False
+    def __init__(self) -> None:
+        self.is_strict = False
 
 
 _loading = _Loading()

@@ -23,8 +23,8 @@ def test_a_divided_step_has_plain_attention(monkeypatch):
         asked.append(raise_error)
         return False
 
-    monkeypatch.setattr(keras_internals.nn, "_can_use_flash_attention", can_use)
-    keras_internals._hook_attention.cache_clear()
+    hooked = keras_internals.hook_attention(can_use)
+    monkeypatch.setattr(keras_internals.nn, "_can_use_flash_attention", hooked)
     divided = keras_internals.with_divided_attention(attention)
     np.testing.assert_allclose(divided(None), attention(False), rtol=1e-6)
     with pytest.raises(UnsupportedModelError, match="flash_attention=True"):
@@ -33,4 +33,3 @@ def test_a_divided_step_has_plain_attention(monkeypatch):
     # Other steps ask Keras, after an error too.
     attention(None)
     assert asked == [False]
-    keras_internals._hook_attention.cache_clear()

@@ -79,6 +79,31 @@ def test_variables_that_moved_to_a_strategy_are_found_again():
     assert array(read()).tolist() == [[1.0], [1.0]]
 
 
+def test_only_functions_whose_variables_moved_are_traced_anew():
+    traces = []
+
+    def doubled(variable):
+        @keras_dist.function
+        def fn():
+            traces.append(variable.name)
+            return 2 * variable.value
+
+        return fn
+
+    stays, moves = keras.Variable(1.0, name="a"), keras.Variable(2.0, name="b")
+    functions = [doubled(stays), doubled(moves)]
+    for fn in functions:
+        fn()
+    before = list(traces)
+    layer = keras.layers.Dense(1)
+    model = keras.Sequential([keras.layers.Input((2,)), layer])
+    model.extra = moves
+    keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).distribute(model)
+    moves.assign(5.0)
+    assert [float(fn()) for fn in functions] == [2.0, 10.0]
+    assert traces == [*before, "b"]
+
+
 def test_a_variable_is_an_argument_by_itself():
     one, other = keras.Variable(1.0), keras.Variable(10.0)
 
