@@ -17,7 +17,10 @@ from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
 from keras_dist.internals import keras_saveables
+from keras_dist.plugin.bodies import NO_BODY
+from keras_dist.plugin.bodies import Body
 from keras_dist.plugin.front_end import bound
+from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.direct import TorchDirectExecutor
@@ -27,6 +30,7 @@ from keras_dist_torch.fake_internals import with_values
 from keras_dist_torch.measuring import Collectives
 from keras_dist_torch.measuring import Measured
 from keras_dist_torch.parts import tensor_in_use
+from keras_dist_torch.sums import Sum
 from keras_dist_torch.workers import TorchWorkers
 
 
@@ -56,9 +60,7 @@ class SimulatedWorkers(TorchWorkers):
         self.collectives.add("all-reduce", flat.nbytes)
         return lambda: None
 
-    def gather(
-        self, tensors: Sequence[Any], *, what: str = "a gather"
-    ) -> list[list[Any]]:
+    def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
         count = self.cluster.num_workers
         num_bytes = sum(tensor.nbytes for tensor in tensors)
         self.collectives.add("all-gather", count * num_bytes)
@@ -78,13 +80,13 @@ class SimulatedWorkers(TorchWorkers):
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         return list(tensors)
 
-    def concatenate_numbers(
-        self, numbers: Sequence[Any], what: str = ""
-    ) -> list[Any]:
-        return [*numbers] * self.cluster.num_workers
+    def exchange(
+        self, call: Call, head: bytes, body: Body = NO_BODY
+    ) -> tuple[list[bytes], None]:
+        return [head] * self.cluster.num_workers, None
 
-    def meet(self, what: str, layout: str = "") -> None:
-        """There is nobody to wait for."""
+    def sum_expected(self, own: Sum, last: torch.Tensor) -> None:
+        self.start_sum(last)()
 
     def leave(self, reason: str, failed: bool) -> None:
         """There is nobody to leave."""
