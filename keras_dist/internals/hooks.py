@@ -7,6 +7,7 @@ Nothing else sets attributes of foreign modules and classes.
 import collections
 import contextlib
 import functools
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -32,9 +33,20 @@ def as_hook(replacement: Method) -> Callable[[Any], Method]:
         def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             return replacement(original, self, *args, **kwargs)
 
-        return method
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        return method if _has_self(original) else function
 
     return hook
+
+
+def _has_self(original: Method) -> bool:
+    try:
+        return "self" in inspect.signature(original).parameters
+    except ValueError:  # written in C
+        return True
 
 
 def seen_warnings(see: Callable[[str], bool]) -> Callable[[Any], Any]:

@@ -228,6 +228,14 @@ def test_threads_come_and_go():
     assert Base.value is original
 
 
+def test_a_function_takes_its_arguments_by_name():
+    module = types.ModuleType("module")
+    module.double = lambda value: 2 * value
+    hook = as_hook(lambda original, value: original(value) + 1)
+    with Hooks(lambda: [Hook(module, "double", hook, "it is more")]):
+        assert [module.double(2), module.double(value=2)] == [5, 5]
+
+
 def test_warnings_of_a_module_are_seen():
     module = types.ModuleType("module")
     exec(
