@@ -6,14 +6,12 @@ It is in place as long as that of the front end, `keras_dist/fit/hooks.py`.
 from collections.abc import Iterator
 from typing import Any
 
-import jax
 import keras
 
 from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import as_hook
 from keras_dist_jax import control_flow
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax import scans
 from keras_dist_jax.initial_values import make_in_parts
 
 
@@ -32,10 +30,6 @@ def table() -> Iterator[Hook]:
     why = "a kernel of one TPU is not used by several"
     name = "_can_use_flash_attention"
     yield Hook(internals.nn, name, internals.hook_attention, why)
-    why = "each step of a scan gathers its own slice of a variable"
-    yield Hook(jax.lax, "scan", scans.hook_scan, why)
-    yield Hook(jax, "checkpoint", scans.hook_checkpoint, why)
-    yield Hook(jax, "remat", scans.hook_checkpoint, why)
 
 
 @as_hook

@@ -9,18 +9,22 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from keras_dist.core.context import replaced
+from keras_dist.internals.hooks import Hook
+from keras_dist.internals.hooks import Hooks
+from keras_dist.plugin.front_end import HOOKS
 from keras_dist_jax import jaxprs
 from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.shards import Shards
 
 _GATHERED = "keras_dist_gathered"
-_checkpoint = jax.checkpoint  # as it is without the hook
+_checkpoint = jax.checkpoint  # imported before any hook is in place
 
 
 class _Reads(threading.local):
@@ -109,6 +113,18 @@ def hook_scan(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(again, init, tree.unflatten(parts), *args, **kwargs)
 
     return scan
+
+
+def _table() -> Iterator[Hook]:
+    yield from HOOKS.rows()
+    why = "each step of a scan gathers its own slice of a variable"
+    yield Hook(jax.lax, "scan", hook_scan, why)
+    yield Hook(jax, "checkpoint", hook_checkpoint, why)
+    yield Hook(jax, "remat", hook_checkpoint, why)
+
+
+# What is replaced for strategies that shard variables.
+WITH_SCANS = Hooks(_table)
 
 
 def _within(fn: Callable[..., Any], **flags: bool) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from keras_dist.sharding.sharded_optimizer import check_gradients
 from keras_dist.sharding.supported import rate_now
 from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import scans
 from keras_dist_jax import shards
 from keras_dist_jax.chiefs_requests import ChiefsRequests
 from keras_dist_jax.compiler import JaxCompiler
@@ -46,6 +47,8 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
         workers: JaxWorkers | None = None,
     ) -> None:
         super().__init__(plan, layout, gate, workers)
+        if plan.shards_variables:
+            self.hooks = scans.WITH_SCANS
         self._sharding = Sharding(plan, layout)
         self._replicas = ShardedReplicas(
             layout, gate, self._sharding, plan.first_replica, workers

@@ -13,14 +13,15 @@ from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_optimizers import WITH_APPLY
-from keras_dist.replica.gradients import hook_custom_gradient
 from keras_dist_tensorflow import atomic
 from keras_dist_tensorflow import central
 from keras_dist_tensorflow import mirrored
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow import trainer
 from keras_dist_tensorflow.keras_internals import nn
+from keras_dist_tensorflow.replica import hook_custom_gradient
 from keras_dist_tensorflow.replica import hook_gradient
+from keras_dist_tensorflow.runtime_internals import custom_gradient
 
 
 def table() -> Iterator[Hook]:
@@ -39,8 +40,9 @@ def table() -> Iterator[Hook]:
         yield Hook(cls, "apply", atomic.hook_apply, why)
     why = "gradients of sums over rows are those of one device"
     yield Hook(tf.GradientTape, "gradient", hook_gradient, why)
-    # `keras.ops.custom_gradient` calls this one.
-    yield Hook(tf, "custom_gradient", hook_custom_gradient, why)
+    why = "a gradient that a user defines sees that of one device"
+    for name in ("_eager_mode_decorator", "_graph_mode_decorator"):
+        yield Hook(custom_gradient, name, hook_custom_gradient, why)
     why = "XLA finds the kernel of a convolution on its device"
     yield Hook(nn, "conv", central.hook_convolution, why)
     yield from runtime_internals.hooks()

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_dist.core.components import Component
+from keras_dist.core.context import has_strategy
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
@@ -235,6 +236,8 @@ def hook_slot(
     def slot() -> Any:
         return original(self, reference_variable, *args, **kwargs)
 
+    if not _is_ours(reference_variable) and not has_strategy():
+        return slot()
     is_inside = tf.distribute.has_strategy()
     if is_inside and tf.distribute.get_replica_context() is not None:
         return slot()  # a replica of the user's own tf.distribute program
@@ -258,9 +261,14 @@ def hook_build(original: Any, self: Any, variables: Any) -> Any:
     Not every optimizer has slots.
     """
     for variable in variables:
-        if _take_strategy(self, variable) is not None:
+        if _is_ours(variable) and _take_strategy(self, variable) is not None:
             break
     return original(self, variables)
+
+
+def _is_ours(variable: Any) -> bool:
+    is_keras = isinstance(variable, keras.Variable)
+    return is_keras and "distribute_strategy" in vars(variable)
 
 
 def _take_strategy(optimizer: Any, variable: Any) -> Any:

@@ -22,6 +22,7 @@ from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
+from keras_dist.replica.gradients import with_weighed_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_step
 from keras_dist_tensorflow.draws import draw_rows
@@ -105,6 +106,16 @@ def capture_thread() -> Callable[[], None]:
     with tf.init_scope():
         state = thread_state()
     return functools.partial(inherit_thread_state, state)
+
+
+def hook_custom_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what calls a function with a gradient of its own."""
+
+    @functools.wraps(original)
+    def call(f: Any, args: Any, kwargs: Any) -> Any:
+        return original(with_weighed_gradient(f), args, kwargs)
+
+    return call
 
 
 def hook_gradient(original: Callable[..., Any]) -> Callable[..., Any]:

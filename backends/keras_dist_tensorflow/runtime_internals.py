@@ -22,6 +22,7 @@ control_flow = private("tensorflow.python.autograph.operators.control_flow")
 DistributedVariable = private(
     "tensorflow.python.distribute.values.DistributedVariable"
 )
+custom_gradient = private("tensorflow.python.ops.custom_gradient")
 PerReplica = private("tensorflow.python.distribute.values.PerReplica")
 context = private("tensorflow.python.eager.context")
 record = private("tensorflow.python.eager.record")
@@ -47,6 +48,8 @@ for _name in (
     "tensorflow.python.eager.tape.variable_accessed",
     "tensorflow.python.framework.op_callbacks.add_op_callback",
     "tensorflow.python.framework.op_callbacks.remove_op_callback",
+    "tensorflow.python.ops.custom_gradient._eager_mode_decorator",
+    "tensorflow.python.ops.custom_gradient._graph_mode_decorator",
     "tensorflow.python.ops.summary_ops_v2._summary_state",
     "tensorflow.python.pywrap_tfe.TFE_Py_TapeSetIsStopped",
     "tensorflow.python.pywrap_tfe.TFE_Py_UID",
@@ -96,7 +99,6 @@ def captured_creation() -> Callable[..., Any]:
     return taken_over
 
 
-@functools.cache
 class _Advice(threading.local):
     def __init__(self) -> None:
         self.is_unwanted = False

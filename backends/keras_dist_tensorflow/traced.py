@@ -57,13 +57,12 @@ class Traced:
     @property
     def is_outdated(self) -> bool:
         """True once a variable that a trace has captured was replaced."""
-        if self._moves == Moves.so_far:
-            return False
-        self._moves = Moves.so_far
-        return any(
-            id(handle) in Moves.gone
-            for handle in runtime_internals.captures_of(self._function)
-        )
+        if self._moves != Moves.so_far:
+            captures = runtime_internals.captures_of(self._function)
+            if any(id(handle) in Moves.gone for handle in captures):
+                return True
+            self._moves = Moves.so_far
+        return False
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
         outputs = self._call("__call__", args, kwargs)

@@ -71,8 +71,10 @@ def hook_make_function(
     A model of no strategy has it made again once its variables were moved, by a
     strategy that it shares layers with.
     """
+    if bound(self) is not None:
+        return original(self, force)
     owned = [v for v in self.variables if "distribute_strategy" in vars(v)]
-    if bound(self) is None and owned:
+    if owned:
         now = [id(keras_internals.native_of(v)) for v in owned]
         made_for = _traced.setdefault(self, {})
         force = force or made_for.get(name) != now

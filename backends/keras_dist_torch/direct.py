@@ -80,7 +80,8 @@ def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
 @as_hook
 def _hook_assignment(original: Any, self: Any, value: Any) -> None:
     """Gathers what an optimizer assigns to a variable that is not in parts."""
-    if isinstance(value, DTensor):
+    is_ours = "distribute_strategy" in vars(self)
+    if is_ours and isinstance(value, DTensor):
         value = value.full_tensor()
     original(self, value)
 

@@ -19,14 +19,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals import keras_internals
 from keras_dist.internals.hooks import Hook
 from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.plugin.replica import Replica
-from keras_dist.replica.gradients import hook_custom_gradient
+from keras_dist.replica.gradients import with_weighed_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
+from keras_dist_torch.keras_internals import CustomGradient
 from keras_dist_torch.weighing import check_not_in_function
 from keras_dist_torch.weighing import refuse_derivatives
 from keras_dist_torch.weighing import weighing_replica
@@ -141,9 +141,16 @@ def hooks() -> Iterator[Hook]:
     why = "variables in parts get weighed gradients"
     yield Hook(torch.autograd, "grad", _checked_grad, why)
     yield Hook(torch.autograd, "backward", _checked_backward, why)
-    core, make = keras_internals.backend_core, hook_custom_gradient
     why = "a gradient that a user defines sees that of one device"
-    yield Hook(core, "custom_gradient", make, why)
+    yield Hook(CustomGradient, "forward", _weighing, why)
+
+
+def _weighing(original: Callable[..., Any]) -> Any:
+    @functools.wraps(original)
+    def forward(ctx: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(ctx, with_weighed_gradient(fn), *args, **kwargs)
+
+    return staticmethod(forward)
 
 
 def _clearing(original: Callable[..., None]) -> Callable[..., None]:
@@ -195,8 +202,8 @@ plain_backward = torch.autograd.backward
 
 def has_hooks(parameter: Any) -> bool:
     """Returns whether a user has put hooks on the tensor of a variable."""
-    hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    return any(hooks)
+    own = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+    return bool(own)
 
 
 def refuse_hooks(variable: keras.Variable, parameter: torch.Tensor) -> NoReturn:

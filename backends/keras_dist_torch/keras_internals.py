@@ -8,6 +8,8 @@ What an optimizer computes from parts is written by `_direct_assign`.
 `TorchEpochIterator` reads the batches of `fit`. Those of arrays are rows of an
 `ArrayDataAdapter`'s `_inputs`, in the order of its `_shuffle`.
 
+`CustomGradientFunction` calls functions with gradients of their own.
+
 `_initialize_with_initializer` makes the value of a variable, and
 `TorchParallelOptimizer` updates many variables by one call. A `SeedGenerator`
 without a seed, which has no `_initial_seed`, means PyTorch's own generator;
@@ -29,6 +31,7 @@ ParallelOptimizer = private(
     "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
     ".TorchParallelOptimizer"
 )
+CustomGradient = private("keras.src.backend.torch.core.CustomGradientFunction")
 private("keras.Variable._initialize_with_initializer")
 _generator_of = private("keras.src.backend.torch.random.torch_seed_generator")
 _ArrayAdapter = private(

@@ -203,6 +203,7 @@ def run_together(
 
 def hook_own_call(original: Any) -> Callable[..., Any]:
     """Wraps a metric's own `__call__`, to run it once with all rows."""
+    place = _place_of_weight(functools.partial(original, None))
 
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,7 +213,7 @@ def hook_own_call(original: Any) -> Callable[..., Any]:
             return own(*args, **kwargs)
         flush(step)
         what = f"metric '{self.name}'"
-        place, at = _place_of_weight(own), step.place(what)
+        at = step.place(what)
         update = _update_of(self, own, place, args, kwargs, at)
 
         def call_once(everyone: list[exchange.Entry]) -> Any:

@@ -41,10 +41,6 @@ def hook_moments(
     return mean, variance
 
 
-# Cached, because it is slow and scopes are entered often.
-_signature_of = functools.cache(inspect.signature)
-
-
 def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
     """Allows `synchronized=True`, which Keras does on TensorFlow only."""
 
@@ -60,7 +56,7 @@ def hook_constructor(original: Callable[..., None]) -> Callable[..., None]:
         object.__setattr__(self, _MADE_HERE, True)
 
     # Keras reads the signature to find a layer's configuration.
-    __init__.__signature__ = _signature_of(original)  # type: ignore[attr-defined]
+    __init__.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return __init__
 
 

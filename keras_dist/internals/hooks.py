@@ -1,18 +1,18 @@
 """Attributes of Keras, and of frameworks, that are replaced while needed.
 
-The front end has one table of them, `fit/hooks.py`, and each backend has one.
-Nothing else sets attributes of foreign modules and classes.
+They stand in tables. `fit/hooks.py` has the one of all strategies, with that of
+the backend in it. Some executors and commands have rows of their own.
 """
 
 import collections
 import contextlib
 import functools
 import inspect
+import os
 import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,18 +110,27 @@ class Hooks(contextlib.AbstractContextManager[None]):
     """
 
     def __init__(self, table: Callable[[], Iterable[Hook]]) -> None:
-        # Made late, as it imports what it hooks, and once.
-        self.rows = functools.cache(lambda: tuple(table()))
+        self._table = table
+        self._rows: tuple[Hook, ...] = ()
         self.count = 0  # contexts and objects
 
+    def rows(self) -> tuple[Hook, ...]:
+        """Returns the rows of the table, always the same."""
+        if not self._rows:
+            # Made late, as it imports what it hooks, and without the lock.
+            made = tuple(self._table())
+            with _lock:
+                self._rows = self._rows or made
+        return self._rows
+
     def __enter__(self) -> None:
-        self.rows()  # not with the lock, as it imports
-        _changes.append((self, 1))
-        _settle()
+        if not self._rows:
+            self.rows()
+        _places.change(self)
 
     def __exit__(self, *error: object) -> None:
-        _changes.append((self, -1))
-        _settle()
+        _left.append(self)
+        _places.change()
 
     def stay_with(self, owner: object) -> None:
         """Keeps the hooks in place until an object is gone."""
@@ -129,137 +138,201 @@ class Hooks(contextlib.AbstractContextManager[None]):
         weakref.finalize(owner, self.__exit__).atexit = False
 
 
-# Tables that one more, or one less, context or object needs.
-_changes: collections.deque[tuple[Hooks, int]] = collections.deque()
+# Tables that a context or an object has left, once for each.
+_left: collections.deque[Hooks] = collections.deque()
 _lock = threading.RLock()
 
 
-def _settle() -> None:
-    """Makes the changes that wait."""
-    with _lock:
-        if _places.are_changing:
-            return  # the collector of garbage came here from the loop below
-        _places.are_changing = True
-        try:
-            while _changes:
-                hooks, by = _changes.popleft()
-                hooks.count += by
-                if hooks.count == by:
-                    _places.add(hooks.rows())
-                elif not hooks.count:
-                    _places.remove(hooks.rows())
-        finally:
-            _places.are_changing = False
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+# In a child, the thread that has the lock may be missing.
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class _Place:
-    """An attribute, what it was, and the hooks on it, the innermost first."""
+    """An attribute, and the hooks on it, the innermost first."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name
-        self.original = getattr(owner, name, None)
         self.hooks: tuple[Hook, ...] = ()
-        self.own = self.current = vars(owner).get(name)
-        # The values of the attribute, by hooks. Each is made once: compilers
-        # compare functions by identity.
-        self.made: dict[tuple[Hook, ...], Any] = {(): self.own}
+        # What the owner itself has, without hooks and now; `None` if nothing.
+        self.before = self.current = vars(owner).get(name)
+        self._original = getattr(owner, name, None)
+        # Values by their hooks: compilers compare functions by identity.
+        self.made: dict[tuple[Hook, ...], Any] = {(): self.before}
+        # This place before someone else wrapped what it had, if it had hooks.
+        self.under: _Place | None = None
 
-    def make(self) -> Any:
-        """Makes the value of the attribute with the hooks that it has."""
-        made = self.original
-        for hook in self.hooks:
+    def make(self, hooks: Iterable[Hook]) -> Any:
+        """Makes the value of the attribute with some hooks."""
+        under = set(self.under.hooks) if self.under is not None else ()
+        new = [hook for hook in hooks if hook not in under]
+        made = self._original if new else self.before
+        for hook in new:
             made = hook.make(made)
-        self.made[self.hooks] = made
         return made
+
+    def found_again(self) -> "_Place":
+        """Returns the place to go on with, after someone else's change."""
+        now = vars(self.owner).get(self.name)
+        if self.under is not None and now is self.under.current:
+            return self.under  # they took theirs off
+        again = _Place(self.owner, self.name)
+        if self.hooks and _leads_to(now, self.current):
+            again.under = self
+        return again
+
+    def restore(self) -> None:
+        """Takes the hooks away, unless someone else has changed it."""
+        if vars(self.owner).get(self.name) is not self.current:
+            return
+        if self.before is None:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
 
 
 class _Places:
-    """All attributes that are, or were, replaced.
-
-    Tables come and go with each call of `run` in a program without variables,
-    so `add` and `remove` call no functions of Python's.
-    """
+    """All attributes that are, or were, replaced."""
 
     def __init__(self) -> None:
-        self.are_changing = False
+        self._is_changing = False
+        self._tables: tuple[Hooks, ...] = ()  # that are in place
         self._known: dict[tuple[Any, str], _Place] = {}
-        # How many tables in use have a hook.
-        self._counts: collections.Counter[Hook] = collections.Counter()
+        # By tables: the hooks on each attribute.
+        self._wanted: dict[tuple[Hooks, ...], dict[Any, tuple[Hook, ...]]] = {}
         # Methods of users' classes, by the hook that they have.
         self._users: dict[Hook, list[_Place]] = {}
 
-    def add(self, hooks: Sequence[Hook]) -> None:
-        for hook in hooks:
-            self._counts[hook] = count = self._counts.get(hook, 0) + 1
-            if count > 1:
-                continue
-            owner, name = hook.owner, hook.name
-            if hook.in_subclasses:
+    def change(self, entering: Hooks | None = None) -> None:
+        """Counts a table up, and those down that were left."""
+        with _lock:
+            if self._is_changing:
+                return  # the collector of garbage came here from below
+            self._is_changing = True
+            try:
+                if entering is not None:
+                    if not entering.count:
+                        tables = dict.fromkeys((*self._tables, entering))
+                        self._update(tuple(tables))
+                    entering.count += 1
+                while _left:
+                    left = _left.popleft()
+                    left.count -= 1
+                    if not left.count:
+                        rest = list(self._tables)
+                        rest.remove(left)
+                        self._update(tuple(rest))
+            finally:
+                self._is_changing = False
+        if _left:  # since the loop has ended
+            self.change()
+
+    def join(self, cls: type, hook: Hook) -> None:
+        """Puts a hook on a new class of a user's, if it is in place."""
+        with _lock:
+            self._is_changing = True
+            try:
+                if hook in self._users:
+                    self._override(cls, hook)
+            finally:
+                self._is_changing = False
+        self.change()
+
+    def _update(self, tables: tuple[Hooks, ...]) -> None:
+        """Gives each attribute the hooks that some tables have for it.
+
+        That happens with each `run` in a program without variables. So it calls
+        no function of Python's for an attribute that it has replaced before.
+        """
+        if tables not in self._wanted:
+            self._wanted[tables] = self._hooks_of(tables)
+        wanted = self._wanted[tables]
+        try:
+            for key, place in self._known.items():
+                hooks = wanted.get(key, ())
+                if hooks == place.hooks:
+                    continue
+                owner, name = key
+                if vars(owner).get(name) is not place.current:
+                    place = self._known[key] = place.found_again()
+                if hooks not in place.made:
+                    place.made[hooks] = place.make(hooks)
+                value = place.made[hooks]
+                if value is place.current:
+                    pass
+                elif value is None:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, value)
+                place.hooks, place.current = hooks, value
+            rows = wanted.get(None, ())
+            for hook in rows:
+                if hook in self._users:
+                    continue
                 self._users[hook] = []
-                classes = owner.__subclasses__()
+                classes = hook.owner.__subclasses__()
                 for cls in classes:
                     classes += cls.__subclasses__()
                     if not cls.__module__.startswith("keras."):
-                        self.override(cls, hook)
-                hook, name = _watch(hook), "__init_subclass__"
-            place, now = self._known.get((owner, name)), vars(owner).get(name)
-            # Changed by someone else, while it was not ours.
-            if place is None or now is not place.own is place.current:
-                place = self._known[owner, name] = _Place(owner, name)
-            place.hooks += (hook,)
-            # Else someone else has wrapped ours, and it is found in there.
-            if now is place.current:
-                made = place.made.get(place.hooks)
-                place.current = place.make() if made is None else made
-                setattr(owner, name, place.current)
-
-    def remove(self, hooks: Sequence[Hook]) -> None:
-        for hook in hooks:
-            self._counts[hook] -= 1
-            if self._counts[hook]:
-                continue
-            owner, name = hook.owner, hook.name
-            if hook.in_subclasses:
+                        self._override(cls, hook)
+            for hook in self._users.keys() - set(rows):
                 for place in self._users.pop(hook):
-                    self._restore(place)
-                hook, name = _watch(hook), "__init_subclass__"
-            place = self._known[owner, name]
-            left = list(place.hooks)
-            left.remove(hook)
-            place.hooks = tuple(left)
-            if vars(owner).get(name) is not place.current:
-                continue
-            if not left and place.own is None:
-                place.current = None
-                delattr(owner, name)
-                continue
-            made = place.made.get(place.hooks)
-            place.current = place.make() if made is None else made
-            setattr(owner, name, place.current)
+                    place.restore()
+        except BaseException:  # of a hook that can't be made, or Ctrl-C
+            if tables is not self._tables:
+                self._update(self._tables)
+            raise
+        self._tables = tables
 
-    def override(self, cls: Any, hook: Hook) -> None:
+    def _hooks_of(self, tables: tuple[Hooks, ...]) -> Any:
+        """Returns the hooks of tables by attribute; `None` has the rows for
+        subclasses."""
+        rows = dict.fromkeys(row for table in tables for row in table.rows())
+        found: dict[Any, tuple[Hook, ...]] = {}
+        for row in rows:
+            if row.in_subclasses:
+                found[None] = (*found.get(None, ()), row)
+            hook = _watch(row) if row.in_subclasses else row
+            key = hook.owner, hook.name
+            found[key] = (*found.get(key, ()), hook)
+            if key not in self._known:
+                self._known[key] = _Place(*key)
+        return found
+
+    def _override(self, cls: Any, hook: Hook) -> None:
         """Puts a hook on a user's class, if it overrides the method."""
-        name = hook.name
-        is_users = self._counts[hook] and overrides(cls, name)
-        if not is_users or hasattr(getattr(cls, name), _MARK):
+        method = getattr(cls, hook.name)
+        if not overrides(cls, hook.name) or (
+            getattr(method, _MARK, None) is method
+        ):
             return
-        place = _Place(cls, name)
-        place.hooks = (hook,)
-        place.current = place.make()
-        setattr(place.current, _MARK, True)
-        setattr(cls, name, place.current)
+        place = _Place(cls, hook.name)
+        place.current = place.make([hook])
+        setattr(place.current, _MARK, place.current)
+        setattr(cls, hook.name, place.current)
         self._users[hook].append(place)
-
-    def _restore(self, place: _Place) -> None:
-        if vars(place.owner).get(place.name) is not place.current:
-            return
-        if place.own is None:
-            delattr(place.owner, place.name)
-        else:
-            setattr(place.owner, place.name, place.own)
 
 
 _places = _Places()
+
+
+def _leads_to(value: Any, ours: Any, depth: int = 4) -> bool:
+    """Returns whether a function that someone else has made calls ours."""
+    ours = getattr(ours, "__func__", ours)
+    if value is ours:
+        return True
+    if not depth or not (callable(value) or hasattr(value, "__func__")):
+        return False
+    names = ("__wrapped__", "__func__", "func")
+    inner = [getattr(value, name, None) for name in names]
+    for cell in getattr(value, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # not assigned yet
+            inner.append(cell.cell_contents)
+    return any(_leads_to(each, ours, depth - 1) for each in inner)
 
 
 @functools.cache
@@ -270,8 +343,7 @@ def _watch(hook: Hook) -> Hook:
     def make(_: Any) -> Any:
         def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
             super(base, cls).__init_subclass__(**kwargs)
-            with _lock:
-                _places.override(cls, hook)
+            _places.join(cls, hook)
 
         return classmethod(__init_subclass__)
 

@@ -287,29 +287,28 @@ def _scalar(value: Any) -> Any:
     return value
 
 
-def hook_custom_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a framework's `custom_gradient`, to rescale on replicas."""
+def with_weighed_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function with a gradient of its own, as a step has to call it.
 
-    @functools.wraps(original)
-    def custom_gradient(f: Callable[..., Any]) -> Any:
-        if (getattr(f, "__module__", None) or "").startswith("keras_dist"):
-            return original(f)  # keras_dist's own are linear.
+    The gradient that the user's code sees is that of one device.
+    """
+    step = current_step()
+    is_ours = (getattr(f, "__module__", None) or "").startswith("keras_dist")
+    if step is None or is_ours:  # keras_dist's own are linear
+        return f
+    weight, inverse = step.share.weight, step.share.inverse
+    if isinstance(weight, float) and weight == 1.0:
+        return f
 
-        @functools.wraps(f)
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            found = f(*args, **kwargs)
-            step = current_step()
-            if step is None or not isinstance(found, tuple) or len(found) != 2:
-                return found
-            weight, inverse = step.share.weight, step.share.inverse
-            if isinstance(weight, float) and weight == 1.0:
-                return found
-            outputs, backward = found
-            return outputs, _of_one_device(backward, weight, inverse)
+    @functools.wraps(f)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        found = f(*args, **kwargs)
+        if not isinstance(found, tuple) or len(found) != 2:
+            return found
+        outputs, backward = found
+        return outputs, _of_one_device(backward, weight, inverse)
 
-        return original(forward)
-
-    return custom_gradient
+    return forward
 
 
 def _of_one_device(

@@ -85,8 +85,12 @@ class outside_replicas(contextlib.AbstractContextManager[None]):
         of_thread.step = of_thread.call = None
         self._scope = set_stateless_scope(None)
         self._apart = context.cross_replica(state.strategy) if state else None
-        if self._apart is not None:
-            self._apart.__enter__()
+        try:
+            if self._apart is not None:
+                self._apart.__enter__()
+        except BaseException:  # Ctrl-C
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         if self._apart is not None:

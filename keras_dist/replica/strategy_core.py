@@ -24,9 +24,9 @@ class StrategyBase:
     def __init__(
         self, plan: Plan, executor: Executor, cross_device_ops: Any = None
     ) -> None:
-        self._plan = plan
-        # The backend's `Executor` bound to the plan. An attribute, because each
-        # step asks for it often.
+        # The strategy's `Plan`, and the backend's `Executor` bound to it.
+        # Attributes, because each step asks for them often.
+        self.plan = plan
         self.executor = executor
         self._cross_device_ops = cross_device_ops
         # True once the strategy has run a function or a model's steps.
@@ -37,11 +37,6 @@ class StrategyBase:
         self.has_components: weakref.WeakValueDictionary[
             int, keras.Variable
         ] = weakref.WeakValueDictionary()
-
-    @property
-    def plan(self) -> Plan:
-        """The strategy's `Plan`."""
-        return self._plan
 
     @property
     def cross_device_ops(self) -> Any:

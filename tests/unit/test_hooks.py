@@ -1,6 +1,7 @@
 """Attributes of others are replaced by tables, while somebody needs that."""
 
 import ast
+import functools
 import gc
 import threading
 import types
@@ -204,6 +205,77 @@ def test_what_others_put_on_top_stays():
     Base.value = ours
     with hooks:
         assert Base().value() == 2
+    assert Base.value is original
+
+
+def test_what_others_take_off_meanwhile():
+    hooks, original = _hooks(1), Base.value
+    Base.value = lambda self: 100 * original(self)
+    with hooks:
+        assert Base().value() == 101
+        Base.value = original
+    with hooks:
+        assert Base().value() == 2
+    assert Base.value is original
+
+
+def test_a_table_that_comes_after_others_is_on_top():
+    one, other, original = _hooks(1), _hooks(10), Base.value
+    with one:
+        ours = Base.value
+        Base.value = functools.wraps(ours)(lambda self: 100 * ours(self))
+        theirs = Base.value
+        with other:
+            assert Base().value() == 210
+        assert Base.value is theirs
+        Base.value = ours
+    assert Base.value is original
+
+
+def test_a_hook_that_fails_leaves_all_as_it_was():
+    fails = [True]
+
+    def make(original):
+        if fails:
+            raise RuntimeError("It can't be made.")
+        return lambda self: original(self) + 10
+
+    rows = [
+        Hook(Base, "value", _adding(1), "it is more"),
+        Hook(Own, "value", make, "it is more"),
+    ]
+    hooks, originals = Hooks(lambda: rows), (Base.value, Own.value)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="can't be made"):
+            hooks.__enter__()
+        assert (Base.value, Own.value) == originals
+    fails.clear()
+    with hooks:
+        assert [Base().value(), Own().value()] == [2, 20]
+    assert (Base.value, Own.value) == originals
+
+
+def test_the_first_threads_make_one_table():
+    made, ready = [], threading.Barrier(2)
+
+    def table():
+        ready.wait(10)
+        made.append(None)
+        return [Hook(Base, "value", _adding(1), "it is more")]
+
+    hooks, original, found = Hooks(table), Base.value, []
+
+    def work():
+        with hooks:
+            found.append(hooks.rows())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(made) == 2
+    assert found[0] is found[1]
     assert Base.value is original
 
 
