@@ -1,6 +1,7 @@
 """Mirrored replicas: `tf.distribute.MirroredStrategy` as the engine."""
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,6 @@ import keras
 import tensorflow as tf
 
 from keras_dist.core.components import Component
-from keras_dist.core.context import has_strategy
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
@@ -33,6 +33,10 @@ from keras_dist_tensorflow.replica import capture_thread
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 T = TypeVar("T")
+
+
+# The native strategies that executors have.
+_natives: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 
 
 class CopiesHome(TensorFlowHome):
@@ -82,6 +86,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
             [natives.device_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
+        _natives.add(self.native)
         self.updater = self.native
         keras_internals.install_applying(self.native)
 
@@ -236,8 +241,6 @@ def hook_slot(
     def slot() -> Any:
         return original(self, reference_variable, *args, **kwargs)
 
-    if not _is_ours(reference_variable) and not has_strategy():
-        return slot()
     is_inside = tf.distribute.has_strategy()
     if is_inside and tf.distribute.get_replica_context() is not None:
         return slot()  # a replica of the user's own tf.distribute program
@@ -245,7 +248,7 @@ def hook_slot(
     if native is not None:
         with native.scope():
             return slot()
-    if is_inside:
+    if tf.distribute.get_strategy() in _natives:
         keras_internals.set_strategy(self, tf.distribute.get_strategy())
         return slot()
     made = slot()
@@ -261,14 +264,9 @@ def hook_build(original: Any, self: Any, variables: Any) -> Any:
     Not every optimizer has slots.
     """
     for variable in variables:
-        if _is_ours(variable) and _take_strategy(self, variable) is not None:
+        if _take_strategy(self, variable) is not None:
             break
     return original(self, variables)
-
-
-def _is_ours(variable: Any) -> bool:
-    is_keras = isinstance(variable, keras.Variable)
-    return is_keras and "distribute_strategy" in vars(variable)
 
 
 def _take_strategy(optimizer: Any, variable: Any) -> Any:
@@ -276,5 +274,7 @@ def _take_strategy(optimizer: Any, variable: Any) -> Any:
     native = keras_internals.native_of(variable)
     if not keras_internals.is_distributed(native):
         return None
+    if native.distribute_strategy not in _natives:
+        return None  # it is of the user's own tf.distribute program
     keras_internals.set_strategy(optimizer, native.distribute_strategy)
     return native.distribute_strategy

@@ -27,6 +27,7 @@ from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 from keras_dist_torch.keras_internals import CustomGradient
+from keras_dist_torch.torch_internals import CLIPS
 from keras_dist_torch.weighing import check_not_in_function
 from keras_dist_torch.weighing import refuse_derivatives
 from keras_dist_torch.weighing import weighing_replica
@@ -135,6 +136,11 @@ def hooks() -> Iterator[Hook]:
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         for module in (torch.nn.utils, torch.nn.utils.clip_grad):
             yield Hook(module, name, _refusing, why)
+    # `clip_grad_norm_` calls it, however a program has imported that.
+    name, module = CLIPS, torch.nn.utils.clip_grad
+    if hasattr(module, name):
+        make = functools.partial(_refusing, name="clip_grad_norm_")
+        yield Hook(module, name, make, why)
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         yield Hook(torch.Tensor, name, _registering, why)
     yield Hook(_GlobalStepHook(), "before_step", lambda _: _refuse_step, why)
@@ -174,15 +180,15 @@ def _clearing(original: Callable[..., None]) -> Callable[..., None]:
     return zero_grad
 
 
-def _refusing(original: Any) -> Any:
+def _refusing(original: Any, name: str | None = None) -> Any:
     """Makes a function of torch that clips gradients raise in a step."""
 
     @functools.wraps(original)
     def clip(*args: Any, **kwargs: Any) -> Any:
         if current_step() is not None:
-            name = original.__name__
+            called = name or original.__name__
             raise UnsupportedModelError(
-                f"`torch.nn.utils.{name}` was called in a `train_step` that "
+                f"`torch.nn.utils.{called}` was called in a `train_step` that "
                 "runs on several replicas. Each replica has gradients of its "
                 "own rows only, on its own tensors, which "
                 "`model.parameters()` does not return. Expected: gradients "

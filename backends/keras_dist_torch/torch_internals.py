@@ -6,6 +6,7 @@
 | `torch._dynamo.disable` | where replicas meet, Python runs as it is |
 | `torch._C._profiler._ExperimentalConfig` | profiles of all threads |
 | `torch._foreach_{add_,copy_,mul}` | one call for many tensors |
+| `clip_grad._clip_grads_with_norm_` | clips gradients, in some versions |
 
 If one of them moves, `private` raises an error with its name.
 """
@@ -14,6 +15,7 @@ from keras_dist.internals.private_names import private
 
 pytree = private("torch.utils._pytree")
 
+CLIPS = "_clip_grads_with_norm_"
 _ProfilerConfig = private("torch._C._profiler._ExperimentalConfig")
 
 for _name in (

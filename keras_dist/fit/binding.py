@@ -299,7 +299,7 @@ class Binding:
             is_new = not each_batch or self._claimed_for is not optimizer
             if agree is not None and is_new:
                 agree()
-            with executor.execution_scope():
+            with executor.hooks, executor.execution_scope():
                 if is_new:
                     context.check_no_distribution(
                         self.strategy, f"model '{model.name}'"

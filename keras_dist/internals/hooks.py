@@ -215,9 +215,10 @@ class _Places:
             self._is_changing = True
             try:
                 if entering is not None:
-                    if not entering.count:
-                        tables = dict.fromkeys((*self._tables, entering))
-                        self._update(tuple(tables))
+                    tables = self._tables
+                    if entering not in tables:
+                        tables = (*tables, entering)
+                    self._update(tables)
                     entering.count += 1
                 while _left:
                     left = _left.popleft()
@@ -254,10 +255,12 @@ class _Places:
         try:
             for key, place in self._known.items():
                 hooks = wanted.get(key, ())
-                if hooks == place.hooks:
-                    continue
                 owner, name = key
-                if vars(owner).get(name) is not place.current:
+                # Others may have replaced it, too, or put it back.
+                is_known = vars(owner).get(name) is place.current
+                if is_known and hooks == place.hooks:
+                    continue
+                if not is_known:
                     place = self._known[key] = place.found_again()
                 if hooks not in place.made:
                     place.made[hooks] = place.make(hooks)

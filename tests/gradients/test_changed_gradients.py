@@ -62,13 +62,21 @@ def test_those_that_are_as_they_came(make):
 def test_clipping_by_torch_is_refused():
     import torch
 
+    imported = torch.nn.utils.clip_grad_norm_
+
     class Clipped(Native):
         def changed(self, slopes):
             torch.nn.utils.clip_grad_norm_(self.parameters(), 0.1)
             return slopes
 
-    with pytest.raises(keras_dist.UnsupportedModelError, match="clipnorm"):
-        weights_after_fit(Clipped)
+    class ClippedByImported(Native):
+        def changed(self, slopes):
+            imported([v.value for v in self.trainable_variables], 0.1)
+            return slopes
+
+    for model in (Clipped, ClippedByImported):
+        with pytest.raises(keras_dist.UnsupportedModelError, match="clipnorm"):
+            weights_after_fit(model)
     parameter = torch.ones(2).requires_grad_()
     (parameter * 3.0).sum().backward()
     torch.nn.utils.clip_grad_norm_([parameter], 0.1)

@@ -32,6 +32,11 @@ class OwnCall(keras.losses.Loss):
         return ops.mean(ops.square(y_true - y_pred))
 
 
+class Coupled(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return ops.mean(ops.square(y_true - y_pred)) * ops.mean(ops.abs(y_pred))
+
+
 class OwnApply(keras.optimizers.SGD):
     def apply(self, grads, trainable_variables=None):
         super().apply([0.5 * each for each in grads], trainable_variables)
@@ -285,6 +290,24 @@ def another_library_wraps_it_too():
     trained(distributed())
 
 
+def another_library_takes_its_own_off():
+    """It was on before ours came, and goes while ours are there."""
+    original = keras.losses.Loss.__call__
+
+    def theirs(self, *args, **kwargs):
+        return original(self, *args, **kwargs)
+
+    for _ in range(2):
+        keras.losses.Loss.__call__ = theirs
+        model = distributed("sgd", Coupled())
+        keras.losses.Loss.__call__ = original
+        trained(model, shuffle=False)
+        expected = trained(built("sgd", Coupled()), shuffle=False)
+        pairs = zip(model.get_weights(), expected.get_weights(), strict=True)
+        for ours, plain in pairs:
+            np.testing.assert_allclose(ours, plain, rtol=2e-4, atol=1e-5)
+
+
 PROGRAMS = {
     each.__name__: each
     for each in (
@@ -302,6 +325,7 @@ PROGRAMS = {
         fit_is_interrupted,
         two_threads,
         another_library_wraps_it_too,
+        another_library_takes_its_own_off,
     )
 }
 
