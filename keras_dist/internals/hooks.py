@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -146,6 +147,7 @@ _lock = threading.RLock()
 def _renew_lock() -> None:
     global _lock
     _lock = threading.RLock()
+    _places.is_changing = False
 
 
 # In a child, the thread that has the lock may be missing.
@@ -199,7 +201,7 @@ class _Places:
     """All attributes that are, or were, replaced."""
 
     def __init__(self) -> None:
-        self._is_changing = False
+        self.is_changing = False
         self._tables: tuple[Hooks, ...] = ()  # that are in place
         self._known: dict[tuple[Any, str], _Place] = {}
         # By tables: the hooks on each attribute.
@@ -210,9 +212,9 @@ class _Places:
     def change(self, entering: Hooks | None = None) -> None:
         """Counts a table up, and those down that were left."""
         with _lock:
-            if self._is_changing:
+            if self.is_changing:
                 return  # the collector of garbage came here from below
-            self._is_changing = True
+            self.is_changing = True
             try:
                 if entering is not None:
                     tables = self._tables
@@ -228,19 +230,19 @@ class _Places:
                         rest.remove(left)
                         self._update(tuple(rest))
             finally:
-                self._is_changing = False
+                self.is_changing = False
         if _left:  # since the loop has ended
             self.change()
 
     def join(self, cls: type, hook: Hook) -> None:
         """Puts a hook on a new class of a user's, if it is in place."""
         with _lock:
-            self._is_changing = True
+            self.is_changing = True
             try:
                 if hook in self._users:
                     self._override(cls, hook)
             finally:
-                self._is_changing = False
+                self.is_changing = False
         self.change()
 
     def _update(self, tables: tuple[Hooks, ...]) -> None:
@@ -323,19 +325,25 @@ class _Places:
 _places = _Places()
 
 
-def _leads_to(value: Any, ours: Any, depth: int = 4) -> bool:
+def _leads_to(value: Any, ours: Any) -> bool:
     """Returns whether a function that someone else has made calls ours."""
     ours = getattr(ours, "__func__", ours)
-    if value is ours:
-        return True
-    if not depth or not (callable(value) or hasattr(value, "__func__")):
-        return False
-    names = ("__wrapped__", "__func__", "func")
-    inner = [getattr(value, name, None) for name in names]
-    for cell in getattr(value, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # not assigned yet
-            inner.append(cell.cell_contents)
-    return any(_leads_to(each, ours, depth - 1) for each in inner)
+    waiting, seen = [value], set()
+    for each in waiting:  # which grows
+        if each is ours:
+            return True
+        is_function = callable(each) and not isinstance(each, type)
+        if isinstance(each, (staticmethod, classmethod, types.MethodType)):
+            waiting.append(each.__func__)
+        elif is_function and id(each) not in seen and len(seen) < 100:
+            seen.add(id(each))
+            if isinstance(each, functools.partial):
+                waiting.append(each.func)
+            waiting += getattr(each, "__dict__", {}).values()
+            for cell in getattr(each, "__closure__", None) or ():
+                with contextlib.suppress(ValueError):  # not assigned yet
+                    waiting.append(cell.cell_contents)
+    return False
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import threading
 import types
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -206,6 +207,18 @@ def test_what_others_put_on_top_stays():
     with hooks:
         assert Base().value() == 2
     assert Base.value is original
+
+
+@pytest.mark.parametrize("wrap", [lambda f: Mock(wraps=f), functools.partial])
+def test_what_others_put_on_is_known_however_they_wrap(wrap):
+    hooks, original = _hooks(1), Base.value
+    with hooks:
+        Base.value = staticmethod(wrap(Base.value))
+        theirs = vars(Base)["value"]
+        with hooks:
+            assert Base.value(Base()) == 2
+            assert vars(Base)["value"] is theirs
+    Base.value = original
 
 
 def test_what_others_take_off_meanwhile():
