@@ -328,7 +328,7 @@ _places = _Places()
 def _leads_to(value: Any, ours: Any) -> bool:
     """Returns whether a function that someone else has made calls ours."""
     ours = getattr(ours, "__func__", ours)
-    waiting, seen = [value], set()
+    waiting, seen = [value], set[int]()
     for each in waiting:  # which grows
         if each is ours:
             return True
