@@ -23,7 +23,12 @@ DistributedVariable = private(
     "tensorflow.python.distribute.values.DistributedVariable"
 )
 custom_gradient = private("tensorflow.python.ops.custom_gradient")
-PerReplica = private("tensorflow.python.distribute.values.PerReplica")
+_PerReplica: type[Any] = private(
+    "tensorflow.python.distribute.values.PerReplica"
+)
+_PerReplicaSpec: type[Any] = private(
+    "tensorflow.python.distribute.values.PerReplicaSpec"
+)
 context = private("tensorflow.python.eager.context")
 record = private("tensorflow.python.eager.record")
 tape = private("tensorflow.python.eager.tape")
@@ -59,7 +64,31 @@ for _name in (
 
 def native_per_replica(values: Sequence[Any]) -> Any:
     """Makes a native per-replica value, which also counts as one of ours."""
-    return PerReplica(tuple(values))
+    return NativePerReplica(tuple(values))
+
+
+class NativePerReplica(_PerReplica):
+    """A native per-replica value that computes as one of ours.
+
+    Traces take and return it; they know it by its `_type_spec`.
+    """
+
+    @property
+    def _type_spec(self) -> Any:
+        return _NativePerReplicaSpec(*map(tf.type_spec_from_value, self.values))
+
+
+class _NativePerReplicaSpec(_PerReplicaSpec):
+    __slots__ = ()
+    value_type = property(lambda self: NativePerReplica)
+
+    def _from_components(self, tensor_list: Any) -> NativePerReplica:
+        return NativePerReplica(tensor_list)
+
+
+for _name, _method in arithmetic(NativePerReplica, "PerReplica").items():
+    setattr(NativePerReplica, _name, _method)
+NativePerReplica.__name__ = "PerReplica"  # what users know
 
 
 def is_composite(value: Any) -> bool:
@@ -289,20 +318,13 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
 
 def hooks() -> Iterator[Hook]:
     """Returns the hooks on classes of `tf.distribute`, and on its log."""
-    why = "a value of several replicas computes as one of ours"
-    for name, method in arithmetic(PerReplica, "PerReplica").items():
-        yield Hook(PerReplica, name, functools.partial(_given, method), why)
     why = "a mirrored variable is a Python number where one is wanted"
     for kind in (complex, float, int):
-        make = functools.partial(_given, _converting(kind))
+        make = functools.partial(_converting, kind)
         yield Hook(DistributedVariable, f"__{kind.__name__}__", make, why)
     why = "advice on a strategy of TensorFlow's is not for users of ours"
     yield Hook(tf.get_logger(), "filter", _hook_filter, why)
 
 
-def _given(method: Any, original: Any) -> Any:
-    return method
-
-
-def _converting(kind: Any) -> Callable[[Any], Any]:
+def _converting(kind: Any, _: None) -> Callable[[Any], Any]:
     return lambda variable: kind(variable.read_value())
