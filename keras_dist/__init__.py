@@ -82,6 +82,7 @@ def _set_up() -> None:
     context.register_default(_default_strategy)
     front_end.register_hooks(_hooks)
     found = place()
+    # Elsewhere, `fit` is imported when it is needed.
     if found is not None and found[0].number > 1:
         from keras_dist.fit.hooks import watch_training
 

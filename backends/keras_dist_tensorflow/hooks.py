@@ -45,4 +45,11 @@ def table() -> Iterator[Hook]:
         yield Hook(custom_gradient, name, hook_custom_gradient, why)
     why = "XLA finds the kernel of a convolution on its device"
     yield Hook(nn, "conv", central.hook_convolution, why)
-    yield from runtime_internals.hooks()
+    why = "a mirrored variable is a Python number where one is wanted"
+    for kind in (complex, float, int):
+        name = f"__{kind.__name__}__"
+        make = partial(runtime_internals.hook_conversion, kind)
+        yield Hook(runtime_internals.DistributedVariable, name, make, why)
+    why = "advice on a strategy of TensorFlow's is not for users of ours"
+    make = runtime_internals.hook_filter
+    yield Hook(tf.get_logger(), "filter", make, why)

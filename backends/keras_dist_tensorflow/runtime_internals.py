@@ -1,7 +1,6 @@
 """The door to private names of TensorFlow; functions say what each is for."""
 
 import contextlib
-import functools
 import json
 import secrets
 import threading
@@ -14,7 +13,6 @@ import tensorflow as tf
 
 from keras_dist.core.context import replaced
 from keras_dist.core.values import arithmetic
-from keras_dist.internals.hooks import Hook
 from keras_dist.internals.private_names import private
 
 pywrap_tfe = private("tensorflow.python.pywrap_tfe")
@@ -141,7 +139,9 @@ def without_advice() -> contextlib.AbstractContextManager[None]:
     return replaced(_advice, is_unwanted=True)
 
 
-def _hook_filter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def hook_filter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wraps the filter of TensorFlow's log."""
+
     def keep(record: Any) -> Any:
         is_advice = "MirroredStrategy eagerly" in str(record.msg)
         return not (_advice.is_unwanted and is_advice) and original(record)
@@ -316,15 +316,6 @@ def watching_operations(callback: Callable[..., None]) -> Iterator[None]:
         op_callbacks.remove_op_callback(callback)
 
 
-def hooks() -> Iterator[Hook]:
-    """Returns the hooks on classes of `tf.distribute`, and on its log."""
-    why = "a mirrored variable is a Python number where one is wanted"
-    for kind in (complex, float, int):
-        make = functools.partial(_converting, kind)
-        yield Hook(DistributedVariable, f"__{kind.__name__}__", make, why)
-    why = "advice on a strategy of TensorFlow's is not for users of ours"
-    yield Hook(tf.get_logger(), "filter", _hook_filter, why)
-
-
-def _converting(kind: Any, _: None) -> Callable[[Any], Any]:
+def hook_conversion(kind: Any, _: None) -> Callable[[Any], Any]:
+    """Returns the conversion of a mirrored variable to a Python number."""
     return lambda variable: kind(variable.read_value())

@@ -24,7 +24,6 @@ from keras_dist.replica.state import current_call
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.gradients import detached
-from keras_dist_torch.gradients import has_hooks
 from keras_dist_torch.gradients import plain_backward
 from keras_dist_torch.gradients import refuse_hooks
 from keras_dist_torch.keras_internals import parameter_of
@@ -77,8 +76,9 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         self._seen[id(variable)] = variable
         value = parameter_of(variable)
-        is_plain = value is not None and stored(variable) is None
-        if is_plain and has_hooks(value):
+        if value is None or stored(variable) is not None:
+            return value
+        if value._backward_hooks or value._post_accumulate_grad_hooks:
             refuse_hooks(variable, value)
         return value
 

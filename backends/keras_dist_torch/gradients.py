@@ -7,7 +7,6 @@ Hooks on variables, which would see one replica's gradient, are refused.
 import functools
 import inspect
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NoReturn
@@ -19,15 +18,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.hooks import Hook
 from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.gradients import with_weighed_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
-from keras_dist_torch.keras_internals import CustomGradient
-from keras_dist_torch.torch_internals import CLIPS
 from keras_dist_torch.weighing import check_not_in_function
 from keras_dist_torch.weighing import refuse_derivatives
 from keras_dist_torch.weighing import weighing_replica
@@ -114,7 +110,7 @@ def weighted_sum(
     return total
 
 
-class _GlobalStepHook:
+class GlobalStepHook:
     """An attribute that torch calls before each step of its optimizers."""
 
     before_step: Any = None
@@ -128,30 +124,7 @@ class _GlobalStepHook:
         del vars(self)[name]
 
 
-def hooks() -> Iterator[Hook]:
-    """Returns the hooks for gradients of replicas."""
-    why = "`zero_grad` clears the gradients of its replica"
-    yield Hook(keras.Layer, "zero_grad", _clearing, why)
-    why = "what would see, or change, one replica's gradient is refused"
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-            yield Hook(module, name, _refusing, why)
-    # `clip_grad_norm_` calls it, however a program has imported that.
-    name, module = CLIPS, torch.nn.utils.clip_grad
-    if hasattr(module, name):
-        make = functools.partial(_refusing, name="clip_grad_norm_")
-        yield Hook(module, name, make, why)
-    for name in ("register_hook", "register_post_accumulate_grad_hook"):
-        yield Hook(torch.Tensor, name, _registering, why)
-    yield Hook(_GlobalStepHook(), "before_step", lambda _: _refuse_step, why)
-    why = "variables in parts get weighed gradients"
-    yield Hook(torch.autograd, "grad", _checked_grad, why)
-    yield Hook(torch.autograd, "backward", _checked_backward, why)
-    why = "a gradient that a user defines sees that of one device"
-    yield Hook(CustomGradient, "forward", _weighing, why)
-
-
-def _weighing(original: Callable[..., Any]) -> Any:
+def hook_custom_gradient(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def forward(ctx: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
         return original(ctx, with_weighed_gradient(fn), *args, **kwargs)
@@ -159,7 +132,7 @@ def _weighing(original: Callable[..., Any]) -> Any:
     return staticmethod(forward)
 
 
-def _clearing(original: Callable[..., None]) -> Callable[..., None]:
+def hook_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
     """Makes `zero_grad` of a layer clear the current replica's gradients."""
 
     @functools.wraps(original)
@@ -180,7 +153,7 @@ def _clearing(original: Callable[..., None]) -> Callable[..., None]:
     return zero_grad
 
 
-def _refusing(original: Any, name: str | None = None) -> Any:
+def hook_clipping(original: Any, name: str | None = None) -> Any:
     """Makes a function of torch that clips gradients raise in a step."""
 
     @functools.wraps(original)
@@ -206,12 +179,6 @@ after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
 plain_backward = torch.autograd.backward
 
 
-def has_hooks(parameter: Any) -> bool:
-    """Returns whether a user has put hooks on the tensor of a variable."""
-    own = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-    return bool(own)
-
-
 def refuse_hooks(variable: keras.Variable, parameter: torch.Tensor) -> NoReturn:
     """Refuses hooks that a user has put on the tensor of a variable."""
     is_early = bool(parameter._backward_hooks)
@@ -219,7 +186,7 @@ def refuse_hooks(variable: keras.Variable, parameter: torch.Tensor) -> NoReturn:
     _refuse(name, variable.path)
 
 
-def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
+def hook_registering(original: Callable[..., Any]) -> Callable[..., Any]:
     """Scales gradients for hooks of a step, and refuses those on variables."""
 
     @functools.wraps(original)
@@ -281,6 +248,11 @@ def refuse_in_place(model: keras.Model, key: int) -> NoReturn:
     )
 
 
+def hook_step(_: None) -> Callable[..., None]:
+    """Returns what refuses an optimizer of PyTorch's own in a step."""
+    return _refuse_step
+
+
 def _refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Refuses an optimizer of PyTorch's own that takes a step."""
     state = current_replica()
@@ -297,7 +269,7 @@ def _refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     )
 
 
-def _checked_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+def hook_grad(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         check_not_in_function("torch.autograd.grad")
@@ -308,7 +280,7 @@ def _checked_grad(original: Callable[..., Any]) -> Callable[..., Any]:
     return grad
 
 
-def _checked_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+def hook_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import torch
 
 from keras_dist.core import context
 from keras_dist.internals.hooks import Hook
@@ -19,10 +20,12 @@ from keras_dist.plugin.membership import is_alone_on_purpose
 from keras_dist_torch import chunks
 from keras_dist_torch import feeding
 from keras_dist_torch import gradients
+from keras_dist_torch.keras_internals import CustomGradient
 from keras_dist_torch.keras_internals import EpochIterator
 from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.replicas import TorchCentralExecutor
+from keras_dist_torch.torch_internals import CLIPS
 
 
 def table() -> Iterator[Hook]:
@@ -32,7 +35,27 @@ def table() -> Iterator[Hook]:
     yield Hook(keras.Variable, name, _hook_initialization, why)
     why = "batches are sent to a GPU while it computes"
     yield Hook(EpochIterator, "_get_iterator", feeding.hook_batches, why)
-    yield from gradients.hooks()
+    why = "`zero_grad` clears the gradients of its replica"
+    yield Hook(keras.Layer, "zero_grad", gradients.hook_zero_grad, why)
+    why = "what would see, or change, one replica's gradient is refused"
+    refusing, clipping = gradients.hook_clipping, torch.nn.utils.clip_grad
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        yield Hook(torch.nn.utils, name, refusing, why)
+        yield Hook(clipping, name, refusing, why)
+    # `clip_grad_norm_` calls it, however a program has imported that.
+    if hasattr(clipping, CLIPS):
+        by_norm = functools.partial(refusing, name="clip_grad_norm_")
+        yield Hook(clipping, CLIPS, by_norm, why)
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        yield Hook(torch.Tensor, name, gradients.hook_registering, why)
+    step = gradients.GlobalStepHook()
+    yield Hook(step, "before_step", gradients.hook_step, why)
+    why = "variables in parts get weighed gradients"
+    yield Hook(torch.autograd, "grad", gradients.hook_grad, why)
+    yield Hook(torch.autograd, "backward", gradients.hook_backward, why)
+    why = "a gradient that a user defines sees that of one device"
+    custom = gradients.hook_custom_gradient
+    yield Hook(CustomGradient, "forward", custom, why)
     why = "an update needs little memory"
     name = "_backend_update_step"
     yield Hook(ParallelOptimizer, name, chunks.hook_update, why)

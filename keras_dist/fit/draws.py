@@ -5,7 +5,6 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -13,8 +12,6 @@ from keras import ops
 
 from keras_dist.errors import see_section
 from keras_dist.internals import keras_internals
-from keras_dist.internals import keras_random
-from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.draws import drawer
@@ -22,12 +19,11 @@ from keras_dist.plugin.draws import has_common_seeds
 from keras_dist.plugin.draws import with_common_seeds
 from keras_dist.replica import state
 
-WHY = "replicas draw rows of what one device draws"
-
 # By layer: those that were warned of.
 _told: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
 
-_NAMES = (
+# The functions of Keras' that draw.
+NAMES = (
     "beta",
     "binomial",
     "categorical",
@@ -41,7 +37,8 @@ _NAMES = (
 )
 
 
-def _hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def hook_drawing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that draws, so that replicas draw rows."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -61,13 +58,6 @@ def _hook(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             return by(made)
 
     return draw
-
-
-def hooks() -> Iterator[Hook]:
-    """Returns a hook for each function that draws."""
-    for name in _NAMES:
-        make = functools.partial(_hook, name)
-        yield Hook(keras_random.random_backend, name, make, WHY)
 
 
 @as_hook

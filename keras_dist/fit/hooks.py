@@ -33,6 +33,7 @@ from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.keras_internals import cloning
 from keras_dist.internals.keras_internals import saving_lib
 from keras_dist.internals.keras_optimizers import WITH_APPLY
+from keras_dist.internals.keras_random import random_backend
 from keras_dist.plugin.backend import get_backend
 
 _JOINS = "what is made in a scope belongs to its strategy"
@@ -115,8 +116,11 @@ def table() -> Iterator[Hook]:
         yield Hook(cls, "apply", updates.hook_apply, why)
     yield Hook(optimizer, "apply", updates.hook_apply, why, True)
 
-    yield Hook(keras.random.SeedGenerator, "next", draws.hook_seed, draws.WHY)
-    yield from draws.hooks()
+    why = "replicas draw rows of what one device draws"
+    yield Hook(keras.random.SeedGenerator, "next", draws.hook_seed, why)
+    for name in draws.NAMES:
+        make = partial(draws.hook_drawing, name)
+        yield Hook(random_backend, name, make, why)
 
 
 def _of_workers() -> Iterator[Hook]:

@@ -64,7 +64,8 @@ def _model(strategy):
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() != "torch", reason="Others compile their steps."
+    keras.backend.backend() != "torch",
+    reason="Elsewhere, no Python of a step runs once it is compiled.",
 )
 def test_a_batch_of_fit(counting):
     model = _model(keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]))
@@ -75,7 +76,8 @@ def test_a_batch_of_fit(counting):
 
 
 @pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="Others trace less or not."
+    keras.backend.backend() != "tensorflow",
+    reason="The limit is of what TensorFlow traces for two replicas.",
 )
 def test_a_step_that_is_traced(counting):
     model = _model(keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]))
@@ -96,9 +98,6 @@ def test_a_step_that_is_traced(counting):
     assert 100 < counting.count <= 1100
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="JAX compiles it as a whole."
-)
 def test_a_call_of_run(counting):
     strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
 

@@ -9,7 +9,6 @@ import gc
 import json
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import keras
@@ -20,6 +19,7 @@ from keras import ops
 import foreign
 import keras_dist
 from keras_dist.plugin.front_end import HOOKS
+from nothing_lost.in_threads import in_threads
 
 BACKEND = keras.backend.backend()
 DEVICES = ["cpu:0", "cpu:1"]
@@ -247,25 +247,7 @@ def fit_is_interrupted():
 
 def two_threads():
     models = [distributed(), distributed()]
-    _in_threads(*(lambda m=m: trained(m) for m in models))
-
-
-def _in_threads(*jobs):
-    errors = []
-
-    def run(job):
-        try:
-            job()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(*(lambda m=m: trained(m) for m in models))
 
 
 def another_library_wraps_it_too():
@@ -342,7 +324,7 @@ def left_by(name):
 def weights_beside(job):
     """Returns weights of a plain model, trained while a thread does a job."""
     model = built()
-    _in_threads(job, lambda: trained_in_order(model))
+    in_threads(job, lambda: trained_in_order(model))
     return model.get_weights()
 
 

@@ -1,11 +1,10 @@
 """A model that several threads use keeps its weights and its results."""
 
-import threading
-
 import keras
 import pytest
 from keras import layers
 
+from nothing_lost.in_threads import in_threads
 from parity import models
 from parity.harness import BACKEND
 from parity.harness import JIT
@@ -38,28 +37,6 @@ def _trained(num_replicas):
     return model
 
 
-def _in_threads(*jobs):
-    """What each job returned; the first exception of any is raised."""
-    results, errors = [None] * len(jobs), []
-
-    def run(index, job):
-        try:
-            results[index] = job()
-        except Exception as error:
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=run, args=pair) for pair in enumerate(jobs)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
-
-
 @pytest.mark.parametrize("num_replicas", [2, 3])
 def test_another_thread_brings_a_new_shape(num_replicas):
     """What is compiled there has nothing that the main thread has made."""
@@ -72,7 +49,7 @@ def test_another_thread_brings_a_new_shape(num_replicas):
             rows = models.table(17)["x"]
             return history, model.predict(rows, batch_size=17, verbose=0)
 
-        return flat("thread", _in_threads(job)) | state_of(model)
+        return flat("thread", in_threads(job)) | state_of(model)
 
     assert_same(outcome(num_replicas), outcome(None))
 
@@ -90,7 +67,7 @@ def test_threads_predict_at_once(num_replicas):
                 model.predict(data, batch_size=4, verbose=0) for _ in range(3)
             ]
 
-        seen = _in_threads(lambda: predict(8), lambda: predict(12))
+        seen = in_threads(lambda: predict(8), lambda: predict(12))
         model.fit(**models.table(14), batch_size=7, **FIT)
         return flat("seen", seen) | state_of(model)
 
@@ -111,7 +88,7 @@ def test_another_thread_predicts_during_fit(num_replicas):
 
         def look(batch, logs):
             seen.append(
-                _in_threads(
+                in_threads(
                     lambda: model.predict(rows, batch_size=11, verbose=0)
                 )
             )
