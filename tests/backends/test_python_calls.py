@@ -1,5 +1,6 @@
 """How many Python calls of ours a step and a call of `run` take."""
 
+import importlib
 import sys
 import threading
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 
 import keras_dist
 
+# Where they are installed: in this checkout, or far from it.
 ROOTS = tuple(
-    f"{Path(__file__).parents[2] / folder}/"
-    for folder in ("keras_dist", "backends")
+    f"{Path(importlib.import_module(package).__file__).parent}/"
+    for package in ("keras_dist", f"keras_dist_{keras.backend.backend()}")
 )
 X = np.linspace(-1.0, 1.0, 128, dtype="float32").reshape(16, 8)
 
