@@ -97,7 +97,11 @@ class Tables(layers.Layer):
         size = (WIDTH, WIDTH)
         self.fixed = self.add_weight(shape=size, name="fixed", trainable=False)
         self.moving = self.add_weight(
-            shape=size, name="moving", trainable=False, initializer="zeros"
+            shape=size,
+            name="moving",
+            trainable=False,
+            initializer="zeros",
+            aggregation="mean",
         )
 
     def call(self, x, training=None):
