@@ -78,11 +78,16 @@ def test_one_device_has_them_once(indices, is_made_before, rows, eager, make):
     assert_same(trained(*case, 2, make), trained(*case, None))
 
 
-@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
-def test_a_warning_names_the_variable(eager, make):
+def test_a_step_that_is_traced_for_any_batch_has_them_once(make):
+    case = zeros, False, 2 * ROWS, False
+    assert_same(trained(*case, 2, make), trained(*case, None))
+
+
+@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
+def test_a_warning_names_the_variable(make):
     says = contextlib.nullcontext()
     if BACKEND == "tensorflow":
         says = pytest.warns(UserWarning, match="/embeddings' is looked up by 4")
     with says:
-        trained(zeros, False, 2 * ROWS, eager, 2, make)
+        trained(zeros, False, 2 * ROWS, True, 2, make)
