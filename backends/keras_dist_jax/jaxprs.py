@@ -1,6 +1,7 @@
 """Walks through programs of JAX, which `jax.make_jaxpr` makes."""
 
 import functools
+import operator
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -150,22 +151,45 @@ def rewritten(
 ) -> Any:
     """Replaces each equation of a program, and of those inside of it.
 
-    First, `arrange` chooses the equations of each of these programs.
+    First, `arrange` chooses the equations of each of these programs. What does
+    not change stays the same object, so that JAX compiles it once.
     """
+    # By id: each program that was met, and what it became.
+    met: dict[int, tuple[Any, Any]] = {}
 
     def param(value: Any) -> Any:
         if is_program(value):
-            return rewritten(value, change, arrange)
-        if isinstance(value, (tuple, list)) and any(map(is_program, value)):
-            return type(value)(map(param, value))
-        return value
+            return whole(value)
+        if not isinstance(value, (tuple, list)):
+            return value
+        if not any(map(is_program, value)):
+            return value
+        new = [*map(param, value)]
+        if all(map(operator.is_, new, value)):
+            return value
+        make = getattr(type(value), "_make", type(value))  # of named tuples
+        return make(new)
 
     def replaced(equation: Any) -> Any:
         params = {key: param(each) for key, each in equation.params.items()}
-        return change(equation.replace(params=params))
+        if any(
+            params[key] is not each for key, each in equation.params.items()
+        ):
+            equation = equation.replace(params=params)
+        return change(equation)
 
-    equations = [*map(replaced, arrange(opened(program)))]
-    return with_parts(program, eqns=equations)
+    def whole(program: Any) -> Any:
+        if id(program) not in met:
+            before = opened(program).eqns
+            after = [*map(replaced, arrange(opened(program)))]
+            same = len(after) == len(before) and all(
+                map(operator.is_, after, before)
+            )
+            new = program if same else with_parts(program, eqns=after)
+            met[id(program)] = program, new
+        return met[id(program)][1]
+
+    return whole(program)
 
 
 def edited(

@@ -27,7 +27,7 @@ from keras_dist_jax.machine import local_devices
 from keras_dist_jax.meshes import mesh_on
 from keras_dist_jax.meshes import shardings_on
 from keras_dist_jax.products import untransposed
-from keras_dist_jax.scatters import with_whole_rows
+from keras_dist_jax.uneven import with_whole_rows
 
 # Names of the state's groups in a training step.
 _GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -244,8 +244,6 @@ class MeshLayout(Layout):
         self.edits = (untransposed,) if self.one_at_a_time else ()
 
     def uneven(self, step: StepFn) -> StepFn:
-        if not self.logical_axes:
-            return step
         mesh = self.whole.mesh
         return edited(step, lambda program: with_whole_rows(program, mesh))
 

@@ -24,9 +24,11 @@ from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.gate import any_of
 from keras_dist_jax.jaxprs import edited
+from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
+from keras_dist_jax.machine import current_machine
 from keras_dist_jax.machine import is_described
 from keras_dist_jax.slots import ShardedSlot
 from keras_dist_jax.slots import SlotInFit
@@ -115,10 +117,21 @@ class Running:
         self.lay_out(values, names)
         return token
 
-    def for_mesh(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def for_mesh(self, step: StepFn) -> StepFn:
         """Makes a step that notes errors of callbacks, for several devices."""
         guard = functools.partial(guarded, failures=self.failures)
         return edited(step, guard, *self.layout.edits)
+
+    def compiled(self, step: StepFn, **options: bool) -> Programs:
+        """Compiles a step, with what `Layout.compile` takes."""
+        layout = self.layout
+        if layout.edits:
+            return layout.compile(self.for_mesh(step), **options)
+        plain = layout.compile(step, **options)
+        if not layout.is_mesh or current_machine() is not None:
+            return plain
+        guarding = layout.compile(self.for_mesh(step), **options)
+        return Programs(*map(_guarded_if_needed, plain, guarding))
 
     def home(self, variable: keras.Variable) -> Layout:
         """Returns the layout on which a variable rests while no step runs."""
@@ -202,6 +215,19 @@ def _taken(slot: SlotInFit) -> Any:
         return array
     # A variable that has no value for all replicas refuses to give one.
     return array if isinstance(slot, ShardedSlot) else slot.variable.value
+
+
+def _guarded_if_needed(plain: Any, guarding: Any) -> Callable[..., Any]:
+    """Returns a function that runs the second program if it calls back."""
+    chosen: list[Any] = []
+
+    def call(*args: Any) -> Any:
+        if not chosen:
+            calls_back = has_callbacks(plain.trace(*args).jaxpr)
+            chosen.append(guarding if calls_back else plain)
+        return chosen[0](*args)
+
+    return call
 
 
 class FitStep:

@@ -14,7 +14,6 @@ import keras
 
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Running
@@ -225,12 +224,7 @@ class Trainer:
         keep = changed_values(fn)
         if not internals.compiles(running.model):
             return FitStep(running, name, layout.eager(keep), eager=True)
-
-        def compiled(step: StepFn, **options: bool) -> Programs:
-            if layout.is_mesh:
-                step = running.for_mesh(step)
-            return layout.compile(step, is_sharded=is_sharded, **options)
-
+        compiled = functools.partial(running.compiled, is_sharded=is_sharded)
         return FitStep(
             running,
             name,

@@ -37,9 +37,9 @@ def compiled():
 
 
 @pytest.fixture(scope="session")
-def edits():
-    """Returns a function of a target's name: what changes its programs."""
-    return lambda target: _compiled(target)["edits"]
+def is_own():
+    """Returns a function of a target's name: whether Keras' step is as is."""
+    return lambda target: _compiled(target)["is_own"]
 
 
 @functools.cache

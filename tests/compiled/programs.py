@@ -24,6 +24,8 @@ from keras_dist.planning.report import choice_on
 from keras_dist.planning.targets import read_target
 from keras_dist.plugin.backend import get_backend
 from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.machine import current_machine
+from keras_dist_jax.trainer import stateless
 
 WIDTH, CLASSES, ROWS, STEPS = 256, 10, 32, 3
 WIDE, NUM_BLOCKS = 1024, 8
@@ -236,15 +238,41 @@ def described(layout, shape, dtype):
     return JoinedPerReplica(array, True, layout, None, shapes)
 
 
+def is_as_keras_traces_it(target, rows):
+    """Whether a step of `fit` is what JAX lowers Keras' own step to."""
+    with get_backend().on_target(target):
+        strategy = keras_dist.MirroredStrategy()
+        layout = strategy.executor.layout
+        with without_values(), strategy.scope():
+            made = model()
+            batch = (
+                keras.KerasTensor((rows, WIDTH)),
+                keras.KerasTensor((rows,), "int32"),
+            )
+            made._symbolic_build(data_batch=batch)
+            strategy.executor.trace_step(made, batch)
+            (noted,) = current_machine().noted
+            *state, batch = noted.groups.values()
+            step = jax.jit(
+                stateless(made, "train_step"),
+                donate_argnums=0,
+                in_shardings=(layout.whole, layout.cut),
+                out_shardings=(None, layout.whole),
+            )
+            expected = step.trace(state, batch).lower().as_text()
+            found = noted.traced.lower().as_text()
+            current_machine().noted.clear()
+    return found == expected
+
+
 def main(name):
     """Prints the programs of one target."""
     target = read_target(name)
-    edits = None
+    is_own = None
     with get_backend().on_target(target) as workers:
         count = sum(workers)
-        if len(workers) == 1:
-            layout = keras_dist.MirroredStrategy().executor.layout
-            edits = [edit.__name__ for edit in layout.edits]
+    if len(workers) == 1:
+        is_own = is_as_keras_traces_it(target, ROWS * count)
     known = ON_HOSTS if len(workers) > 1 else ON_ONE_HOST
     found = {}
     for kind, (strategy, split) in known.items():
@@ -290,7 +318,7 @@ def main(name):
     }
     print(
         json.dumps(
-            {"devices": count, "programs": programs, "edits": edits},
+            {"devices": count, "programs": programs, "is_own": is_own},
         )
     )
 

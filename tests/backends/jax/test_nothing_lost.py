@@ -274,6 +274,44 @@ def test_other_callbacks_that_fail_on_the_device(make_model, data, cls):
     fit(model, data)
 
 
+@pytest.mark.parametrize("cls", [CallsBack, CallsBackInLoop, Debugs])
+def test_callbacks_are_found_where_a_step_is_not_changed(
+    make_model, data, cls, monkeypatch
+):
+    """On accelerators, only a step that calls back is."""
+    traced = []
+
+    class Counts(cls):
+        def train_step(self, state, data):
+            traced.append(self)
+            return super().train_step(state, data)
+
+    model = make_model(2, cls=Counts)
+    layout = model.variables[0].distribute_strategy.executor.layout
+    monkeypatch.setattr(layout, "edits", ())
+    fit(model, data)
+    assert len(traced) == 2  # as it is, and with callbacks that are watched
+    model.fails_at = model.seen + 3
+    with pytest.raises(Boom, match="on the host"):
+        fit(model, data)
+    assert int(model.optimizer.iterations) == 8
+
+
+def test_a_step_without_callbacks_is_traced_once(make_model, data, monkeypatch):
+    traced = []
+
+    class Counts(keras.Sequential):
+        def train_step(self, state, data):
+            traced.append(self)
+            return super().train_step(state, data)
+
+    model = make_model(2, cls=Counts)
+    layout = model.variables[0].distribute_strategy.executor.layout
+    monkeypatch.setattr(layout, "edits", ())
+    fit(model, data)
+    assert len(traced) == 1
+
+
 def test_an_epoch_before_the_failure_is_kept(make_model, data):
     model = make_model(2, cls=CallsBack)
     fit(model, data)

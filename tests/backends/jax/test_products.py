@@ -17,7 +17,9 @@ import keras_dist
 from backends.jax import late_transposition
 from backends.jax import test_sharded
 from keras_dist_jax import layout
+from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import inner
+from keras_dist_jax.jaxprs import rewritten
 from keras_dist_jax.products import untransposed
 from parity.harness import assert_same
 from parity.harness import state_of
@@ -328,3 +330,25 @@ def test_it_is_needed_still():
         "`keras_dist_jax/products.py`, `Layout.edits`, this test and the "
         "report beside it."
     )
+
+
+def test_what_no_edit_changes_stays_the_same_program():
+    layer = jax.jit(lambda x, kernel: jnp.tanh(x @ kernel))
+
+    def step(x, kernel):
+        loss = jax.value_and_grad(lambda k: layer(layer(x, k), k).sum())
+        return loss(kernel)
+
+    square = np.ones((3, 3), "float32")
+    program = jax.make_jaxpr(step)(square, square)
+    assert rewritten(program) is program
+    changed = untransposed(program)
+    assert changed is not program
+    # Two calls of one program are still calls of one.
+    assert len({*map(id, inside(changed))}) == len({*map(id, inside(program))})
+
+
+def inside(program):
+    return [
+        each for equation in opened(program).eqns for each in inner(equation)
+    ]
