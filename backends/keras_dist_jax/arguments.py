@@ -8,9 +8,7 @@ import jax
 from keras_dist.core.nests import map_nest
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import cut_to
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import Shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,15 +17,10 @@ class Argument:
 
     is_cut: bool
     stacked: bool = False
-    shapes: Shapes | None = None
 
-    def of_replica(self, value: Any, replica: int) -> Any:
+    def of_replica(self, value: Any) -> Any:
         """Returns a replica's argument, given the part that its device has."""
-        if self.stacked:
-            value = value[0]
-        if self.shapes is None:
-            return value
-        return cut_to(value, self.shapes[replica])
+        return value[0] if self.stacked else value
 
 
 def held_arrays(
@@ -47,7 +40,7 @@ def held_arrays(
             else:
                 leaf = JoinedPerReplica.of_traced(leaf.values, layout)
             leaves.append(leaf.joined)
-            held.append(Argument(True, leaf.stacked, leaf.shapes))
+            held.append(Argument(True, leaf.stacked))
         else:
             return leaf
         return held[-1]

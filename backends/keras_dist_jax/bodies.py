@@ -6,7 +6,6 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
-from typing import TypeVar
 
 import jax
 import keras
@@ -16,9 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec
 
 from keras_dist.core import context
-from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist_jax import agreement
 from keras_dist_jax import keras_internals as internals
@@ -29,17 +26,13 @@ from keras_dist_jax.arguments import held_arrays
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
-from keras_dist_jax.joined import largest
-from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.lockstep import Lockstep
 from keras_dist_jax.regions import Region
 from keras_dist_jax.regions import TracedCall
 from keras_dist_jax.segments import CUT
 from keras_dist_jax.segments import ON_EACH
 from keras_dist_jax.segments import RegionUpdates
 from keras_dist_jax.segments import Segments
-from keras_dist_jax.segments import is_update
 from keras_dist_jax.segments import over_replicas
 from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.shards import Shards
@@ -47,9 +40,6 @@ from keras_dist_jax.structure import ARRAY_TYPES
 from keras_dist_jax.structure import check_constant
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
-
-T = TypeVar("T")
-_MAX_TRACES = 4
 
 
 def run_region(
@@ -79,19 +69,33 @@ def run_region(
         results, new = traced.scan(leaves, values, known)
     else:
         results, new = traced.run([*one, *values])
-    for variable, value in zip(traced.first.written, new, strict=True):
+    for variable, value in zip(traced.replica.written, new, strict=True):
         trace.write(variable, value)
     joined = iter(results)
 
     def result(leaf: Any) -> Any:
-        if not isinstance(leaf, agreement.Result):
+        if leaf is not RESULT:
             return leaf
         value = next(joined)
         if layout.num_replicas == 1:
             return value[0]
-        return JoinedPerReplica(value, True, layout, None, leaf.shapes)
+        return JoinedPerReplica(value, True, layout)
 
-    return map_nest(result, traced.first.outline)
+    return map_nest(result, traced.replica.outline)
+
+
+# A placeholder for an array in a replica function's result.
+RESULT = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class _ReplicaTrace:
+    """A trace of a replica function: a program, and what it gives."""
+
+    program: Any
+    structure: Any
+    outline: Any
+    written: list[keras.Variable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,15 +104,14 @@ class BodyTrace:
 
     mesh: Mesh
     specs: list[PartitionSpec]  # of its arguments: tensors, then variables
-    first: agreement.VariantTrace
-    program: Any  # of all variants
+    replica: _ReplicaTrace
     is_mean: list[bool]  # for each variable that is no per-replica one
     segments: Segments | None = None  # `None`: one region runs all of it
 
     def run(self, arguments: list[Any]) -> tuple[list[Any], list[Any]]:
         """Runs the function; returns results, and values of variables."""
         if self.segments is not None:
-            atoms = opened(self.program).outvars
+            atoms = opened(self.replica.program).outvars
             each, whole = self.segments.run(
                 arguments, *self._divided(atoms), self.is_mean
             )
@@ -116,18 +119,17 @@ class BodyTrace:
             each, whole = over_replicas(
                 self.mesh, self._on_each_device, self.specs, (CUT, ON_EACH)
             )(arguments)
-        count = len(each) + len(whole) - len(self.first.written)
+        count = len(each) + len(whole) - len(self.replica.written)
         return each[:count], [*each[count:], *whole]
 
     def _on_each_device(self, arguments: list[Any]) -> Any:
-        found = jax.core.eval_jaxpr(
-            opened(self.program), self.program.consts, *arguments
-        )
+        program = self.replica.program
+        found = jax.core.eval_jaxpr(opened(program), program.consts, *arguments)
         return agreement.given(*self._divided(found), self.is_mean)
 
     def _divided(self, found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Divides what the program gives: each replica's own, and shared."""
-        results, split, whole = self.first.structure.unflatten(found)
+        results, split, whole = self.replica.structure.unflatten(found)
         return [*results, *split], whole
 
     def scan(
@@ -138,7 +140,7 @@ class BodyTrace:
     ) -> tuple[list[Any], list[Any]]:
         """Runs the function for one step after another; returns as `run`."""
         position = {id(v): i for i, v in enumerate(known)}
-        written = [position[id(variable)] for variable in self.first.written]
+        written = [position[id(variable)] for variable in self.replica.written]
 
         def step(values: list[Any], leaves: list[Any]) -> Any:
             results, new = self.run([*leaves, *values])
@@ -167,7 +169,7 @@ class _Body:
     updates: RegionUpdates | None
 
     def traced(self, arguments: list[Any]) -> BodyTrace:
-        """Traces all variants, and joins them."""
+        """Traces the function once, for all devices."""
         mesh = self.layout.whole.mesh
         specs = [CUT if each.is_cut else ON_EACH for each in self.held]
         for variable in self.known:
@@ -175,89 +177,36 @@ class _Body:
             cut = CUT if is_split(variable) else ON_EACH
             specs.append(cut if own is None else own.spec_in_regions)
 
-        def inside(fn: Callable[[list[Any]], T]) -> T:
-            """Calls a function as a region does, only to trace."""
-            kept: list[T] = []
+        kept: list[_ReplicaTrace] = []
 
-            def keep(arguments: list[Any]) -> tuple[()]:
-                kept.append(fn(arguments))
-                return ()
+        def keep(arguments: list[Any]) -> tuple[()]:
+            kept.append(self._replica(arguments))
+            return ()
 
-            jax.eval_shape(over_replicas(mesh, keep, specs, ()), arguments)
-            return kept[0]
-
-        variants = inside(self._variants)
+        jax.eval_shape(over_replicas(mesh, keep, specs, ()), arguments)
+        (replica,) = kept
         # With one replica a worker, values are not per-replica ones, but they
         # still differ between workers.
         is_own = self.layout.is_wide and len(self.layout.devices) == 1
         is_cut = [argument.is_cut or is_own for argument in self.held]
         is_cut += [is_split(v) or bool(self._in_parts(v)) for v in self.known]
-        programs = [variant.program for variant in variants]
-        each = [differing(p, is_cut) for p in programs]
         several = self.layout.num_replicas > 1
-        differ = [several and any(own) for own in zip(*each, strict=True)]
-        first, program = variants[0], programs[0]
-        if len(programs) > 1:
-
-            def joined(arguments: list[Any]) -> tuple[list[bool], Any]:
-                lockstep = Lockstep(programs, is_update)
-                variant_of = first.peers.variant_of
-                made = lockstep.program(variant_of, arguments)
-                return lockstep.same_results(), made
-
-            alike, program = inside(joined)
-            differ = [d or not a for d, a in zip(differ, alike, strict=True)]
-        *_, whole_differs = first.structure.unflatten(differ)
-        whole = first.written[len(first.written) - len(whole_differs) :]
+        differ = [several and d for d in differing(replica.program, is_cut)]
+        *_, whole_differs = replica.structure.unflatten(differ)
+        whole = replica.written[len(replica.written) - len(whole_differs) :]
         is_mean = agreement.means_of(whole, whole_differs)
         segments = None
         if self.updates is not None:
             parts = [False] * len(self.held)
             parts += [bool(self._in_parts(v)) for v in self.known]
             segments = self.updates.segments(
-                program, mesh, specs, is_cut, parts
+                replica.program, mesh, specs, is_cut, parts
             )
-        return BodyTrace(mesh, specs, first, program, is_mean, segments)
+        return BodyTrace(mesh, specs, replica, is_mean, segments)
 
-    def _variants(self, arguments: list[Any]) -> list[agreement.VariantTrace]:
+    def _replica(self, arguments: list[Any]) -> _ReplicaTrace:
         leaves = arguments[: len(self.held)]
         values = arguments[len(self.held) :]
-        # A variant is a trace that serves all replicas whose arguments have
-        # the same shapes.
-        uneven = [each.shapes for each in self.held if each.shapes]
-        replicas = range(self.layout.num_replicas)
-        shapes = [tuple(each[i] for each in uneven) for i in replicas]
-        kinds = list(dict.fromkeys(shapes))
-        variant_of = [kinds.index(each) for each in shapes]
-        assumed: list[agreement.Record] | None = None
-        for _ in range(_MAX_TRACES):
-            variants: list[agreement.VariantTrace] = []
-            for variant in range(len(kinds)):
-                peers = agreement.Peers(variant_of, variant, assumed)
-                like = variants[0].outline if variants else None
-                variants.append(self._variant(leaves, values, peers, like))
-            agreement.check_alike(variants)
-            records = [variant.peers.record for variant in variants]
-            if records == assumed or (
-                assumed is None and all(r == records[0] for r in records)
-            ):
-                return variants
-            assumed = records
-        raise ReplicaDivergenceError(
-            "Replicas with different numbers of rows never agreed on the "
-            "shapes in their collectives: one replica's shapes depend on "
-            "another's, again and again. Expected: collectives whose shapes "
-            "follow from the shapes of the arguments."
-        )
-
-    def _variant(
-        self,
-        leaves: list[Any],
-        values: list[Any],
-        peers: agreement.Peers,
-        like: Any,
-    ) -> agreement.VariantTrace:
-        """Traces one variant; `like` is the outline of the first one."""
         kept: list[Any] = []
 
         def replica(leaves: list[Any], values: list[Any]) -> Any:
@@ -274,11 +223,10 @@ class _Body:
                 self.layout,
                 self.trace,
                 whole,
-                peers,
                 self.updates,
                 parts,
             )
-            outline, results = self._called(region, leaves, like)
+            outline, results = self._called(region, leaves)
             written = list(region.written.values())
             written.sort(key=is_split, reverse=True)
             kept[:] = outline, written
@@ -294,9 +242,8 @@ class _Body:
             leaves, values
         )
         outline, written = kept
-        structure = jax.tree.structure(shapes)
-        return agreement.VariantTrace(
-            program, structure, outline, written, peers
+        return _ReplicaTrace(
+            program, jax.tree.structure(shapes), outline, written
         )
 
     def _in_parts(self, variable: keras.Variable) -> Shards | None:
@@ -314,16 +261,15 @@ class _Body:
         return self.fn
 
     def _called(
-        self, region: Region, leaves: list[Any], like: Any
+        self, region: Region, leaves: list[Any]
     ) -> tuple[Any, list[Any]]:
         """Calls the function in a region; returns its outline and tensors."""
-        peers, own = region.peers, iter(leaves)
-        index = peers.variant_of.index(peers.own)
+        own = iter(leaves)
 
         def argument(leaf: Any) -> Any:
             if not isinstance(leaf, Argument):
                 return leaf
-            return leaf.of_replica(next(own), index)
+            return leaf.of_replica(next(own))
 
         args, kwargs = map_nest(argument, self.arguments)
         results: list[Any] = []
@@ -331,44 +277,20 @@ class _Body:
         def keep(leaf: Any) -> Any:
             if isinstance(leaf, keras.Variable):
                 leaf = leaf.value
-            if not isinstance(leaf, ARRAY_TYPES) and (
-                not peers.are_uneven or not isinstance(leaf, (int, float))
-            ):
+            if not isinstance(leaf, ARRAY_TYPES):
                 check_constant(leaf)
                 return leaf
             results.append(jnp.asarray(leaf))
-            return agreement.Result(results[-1])
+            return RESULT
 
         noting = contextlib.nullcontext()
         if self.updates is not None:
             noting = scans.noting()
         with noting, region.current(), TracedCall(region) as call:
-            nest = self._divisible()(*args, **kwargs)
-            if peers.own:
-                nest = agreement.in_order(nest, like)
-            outline = map_nest(keep, nest)
+            outline = map_nest(keep, self._divisible()(*args, **kwargs))
             call.replica.meet(
                 "the end of the replica function",
                 lambda everyone: call.commit(everyone, []),
                 call.writes,
             )
-            return outline, _even(region, outline, results)
-
-
-def _even(region: Region, outline: Any, results: list[Any]) -> list[Any]:
-    """Pads results to one shape on all replicas; notes their own shapes."""
-    if not region.peers.are_uneven:
-        return results
-    everyone = region.everyone([tuple(map(int, x.shape)) for x in results])
-    places = [
-        leaf
-        for leaf in leaves_of(outline)
-        if isinstance(leaf, agreement.Result)
-    ]
-    even = []
-    for place, value, *shapes in zip(places, results, *everyone, strict=True):
-        if len(set(shapes)) > 1:
-            place.shapes = tuple(shapes)
-            value = padded(value, largest(shapes))
-        even.append(value)
-    return even
+            return outline, results

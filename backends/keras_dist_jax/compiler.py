@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from keras import ops
@@ -22,20 +21,21 @@ from keras_dist.core.values import PerReplica
 from keras_dist.internals import keras_internals
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.compiler import check_arguments
+from keras_dist.plugin.compiler import tell
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist_jax.bodies import run_region
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.joined import UnevenError
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import Shapes
 from keras_dist_jax.program import Program
-from keras_dist_jax.program import UnevenError
 from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.slots import Slots
 from keras_dist_jax.structure import IsTracedError
 from keras_dist_jax.structure import flatten
+from keras_dist_jax.structure import objects_in
 from keras_dist_jax.structure import packed
 from keras_dist_jax.structure import unflatten
 from keras_dist_jax.structure import unpacked
@@ -107,6 +107,18 @@ def _on_one(
     return arrays
 
 
+# Programs of one function, with which it is said that there are many.
+_MANY = 6
+_COMPILES_OFTEN = (
+    f"has been compiled {_MANY} times, for other arguments that are no "
+    "tensors, such as numbers. Each new value makes a new program. Pass what "
+    "changes from call to call as an array."
+)
+_IS_UNEVEN = (
+    "runs uncompiled where replicas have different numbers of rows, and gives "
+    "the same numbers. For compiled steps only, choose batches that the "
+    "replicas divide, and `drop_remainder=True`."
+)
 # Results of a scan that are stacked.
 _STACKED = (jax.Array, jax.ShapeDtypeStruct, PerReplica)
 
@@ -124,9 +136,8 @@ class JaxCompiler(Compiler):
         self._several = layout is not None and layout.is_mesh
         # Whether workers have to tell each other the shapes of arguments.
         self.agrees = layout is not None and layout.is_wide
-        # The key is the id of a value that is being joined; the value is its
-        # shapes on all workers.
-        self._everyones: dict[int, Shapes] = {}
+        # Keys of functions of which it was said that they run uncompiled.
+        self._told: weakref.WeakSet[object] = weakref.WeakSet()
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
         ] = weakref.WeakKeyDictionary()
@@ -148,10 +159,11 @@ class JaxCompiler(Compiler):
         mode = context.in_replica_function()
         try:
             return self._run(function, mode, None, args, kwargs)
-        # In a transformation of the user's own, or on a batch of which workers
-        # have unequal shares.
-        except (IsTracedError, UnevenError):
-            return function.python_function(*args, **kwargs)
+        except IsTracedError:  # in a transformation of the user's own
+            pass
+        except UnevenError:
+            self._tell(function)
+        return function.python_function(*args, **kwargs)
 
     def run(
         self,
@@ -177,8 +189,10 @@ class JaxCompiler(Compiler):
                 check_args(args)
             try:
                 return self._run(fn, "run", strategy, args, kwargs)
-            except (IsTracedError, UnevenError):
-                pass  # as in `call`
+            except IsTracedError:  # as in `call`
+                pass
+            except UnevenError:
+                self._tell(fn)
         python = fn.python_function if isinstance(fn, CompiledFunction) else fn
         if trace is None or not self._several:
             return strategy.run_uncompiled(python, args, kwargs)
@@ -202,14 +216,15 @@ class JaxCompiler(Compiler):
     ) -> Any:
         context.check_cross_replica(strategy, "run")
         found: list[list[Any]] = [[] for _ in batches]
-        if self.agrees:
-            self._agree(tuple(batches))
         try:
+            if self.agrees:
+                self._agree(tuple(batches))
             structures = [
                 flatten(batch, leaves, self._join)
                 for batch, leaves in zip(batches, found, strict=True)
             ]
-        except IsTracedError:  # in a transformation of the user's own
+        # In a transformation of the user's own, or each step for itself.
+        except (IsTracedError, UnevenError):
             return super().scan(strategy, function, batches)
         # One program runs steps of one structure only, along their arrays.
         if (
@@ -277,12 +292,15 @@ class JaxCompiler(Compiler):
             ) from error
         if program is None:
             check_arguments(function, args, kwargs or {})
-            program = programs[key] = self._made(
+            program = self._made(
                 function,
                 strategy,
                 key,
-                not any(each.is_traced for each in programs.values()),
+                not any(each.is_traced for each in [*programs.values()]),
             )
+            _keep(program, programs, key)
+            if len(programs) == _MANY:
+                tell(function.name, _COMPILES_OFTEN)
         if program.is_placed:
             return program.run(leaves)
         assert self._layout is not None
@@ -326,6 +344,13 @@ class JaxCompiler(Compiler):
         slots, gate, layout = self._slots, self._gate, self._layout
         return Program(function.name, call, slots, gate, layout, is_first)
 
+    def _tell(self, function: CompiledFunction) -> None:
+        """Says once of a function that not all of its steps are compiled."""
+        if function.key in self._told:
+            return
+        self._told.add(function.key)
+        tell(function.name, _IS_UNEVEN)
+
     def _join(self, value: PerReplica) -> JoinedPerReplica:
         if not isinstance(value, JoinedPerReplica):
             layout = self._layout
@@ -342,12 +367,11 @@ class JaxCompiler(Compiler):
             joined = JoinedPerReplica(None, False, layout, parts)
         else:
             joined = value
-        joined.join(self._everyones.get(id(value)))
+        joined.join()
         return joined
 
     def _agree(self, nest: Any) -> None:
-        """Exchanges the shapes of values to be joined between workers."""
-        self._everyones = {}
+        """Raises `UnevenError` if workers bring values of different shapes."""
         values = [
             leaf
             for leaf in leaves_of(nest)
@@ -358,12 +382,20 @@ class JaxCompiler(Compiler):
         layout = self._layout or getattr(first, "layout", None)
         if layout is None or not layout.is_wide or current.trace is not None:
             return
-        shapes = [
-            tuple(tuple(np.shape(part)) for part in value.values)
-            for value in values
-        ]
-        agreed = layout.everyones(shapes)
-        self._everyones = dict(zip(map(id, values), agreed, strict=True))
+        if not layout.are_even(
+            [part for each in values for part in each.values]
+        ):
+            raise UnevenError
+
+
+def _keep(program: Program, programs: dict[Any, Program], key: Any) -> None:
+    """Keeps a program for as long as objects among its arguments live."""
+
+    def drop(_: object) -> None:
+        programs.pop(key, None)
+
+    program.lives_with = [weakref.ref(each, drop) for each in objects_in(key)]
+    programs[key] = program
 
 
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:

@@ -2,15 +2,20 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import keras
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 from keras_dist.core.context import in_replica_function
 from keras_dist.errors import TraceError
@@ -30,6 +35,7 @@ from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.tracing import eagerly
 
 Branch = Callable[[], Any]
+_Summing = TypeVar("_Summing", bound=Replica)
 
 
 def hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
@@ -58,13 +64,21 @@ def hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
     def cond(pred: Any, true_fn: Branch, false_fn: Branch) -> Any:
         if current_trace() is None and not is_recorded():
             return original(pred, true_fn, false_fn)
-        variables = {**_assigned(true_fn), **_assigned(false_fn)}
+        branches = _Branch(true_fn), _Branch(false_fn)
+        written = {id(v): v for each in branches for v in each.written}
+        # A branch leaves what it does not assign as it is.
+        kept = {
+            key: lax.convert_element_type(
+                _value(stateless_scope(), variable), variable.dtype
+            )
+            for key, variable in written.items()
+            if any(variable not in each for each in branches)
+        }
         result, values = original(
-            pred,
-            _giving(true_fn, list(variables.values())),
-            _giving(false_fn, list(variables.values())),
+            pred, *[each.giving(written, kept) for each in branches]
         )
-        replay(zip(variables.values(), values, strict=True))
+        variables = written.values()
+        replay(zip(variables, values, strict=True))
         return result
 
     return cond
@@ -97,35 +111,40 @@ def hook_loss_scaling(
             variable.assign(value)
 
 
-def _assigned(branch: Branch) -> dict[int, keras.Variable]:
-    """Returns the variables that a branch assigns, by id."""
-    found: dict[int, keras.Variable] = {}
+class _Branch:
+    """A branch of `cond`, which is traced once: what it gives and assigns."""
 
-    def probe() -> Any:
-        with _in_branch() as scope:
-            result = branch()
-            found.update({id(v): v for v, _ in scope.written})
-        return result
+    def __init__(self, branch: Branch) -> None:
+        self.written: list[keras.Variable] = []
 
-    jax.eval_shape(probe)
-    return found
-
-
-def _giving(branch: Branch, variables: list[keras.Variable]) -> Branch:
-    """Makes a branch also return the values that it leaves in the variables."""
-
-    def run() -> Any:
-        with _in_branch() as scope:
-            result = branch()
-            values = [
-                lax.convert_element_type(
-                    scope.get_current_value(variable), variable.dtype
-                )
-                for variable in variables
+        def run() -> Any:
+            with _in_branch() as scope:
+                result = branch()
+                written = scope.written
+            self.written += [variable for variable, _ in written]
+            return result, [
+                lax.convert_element_type(value, variable.dtype)
+                for variable, value in written
             ]
-        return result, values
 
-    return run
+        self._program, shapes = jax.make_jaxpr(run, return_shape=True)()
+        self._structure = jax.tree.structure(shapes)
+
+    def __contains__(self, variable: keras.Variable) -> bool:
+        return any(variable is each for each in self.written)
+
+    def giving(self, keys: Iterable[int], kept: Mapping[int, Any]) -> Branch:
+        """Makes a branch that also returns values of variables, by id."""
+
+        def run() -> Any:
+            leaves = jaxpr_as_fun(self._program)()
+            result, new = self._structure.unflatten(leaves)
+            left = dict(kept) | dict(
+                zip(map(id, self.written), new, strict=True)
+            )
+            return result, [left[key] for key in keys]
+
+        return run
 
 
 @contextlib.contextmanager
@@ -264,15 +283,25 @@ def _value(below: Any, variable: keras.Variable) -> Any:
     return value
 
 
-def summed_by(replica: Replica, what: str, add: Callable[[Any], Any]) -> Any:
+def summed_by(
+    replica: _Summing, what: str, add: Callable[[_Summing, Any], Any]
+) -> Any:
     """Makes a sum over replicas differentiable: its gradient is one, too."""
-    summed = jax.custom_vjp(add)
+    # JAX keeps traced functions, and must not keep what the replica has.
+    kept = weakref.ref(replica)
+
+    def alive() -> _Summing:
+        replica = kept()
+        assert replica is not None
+        return replica
+
+    summed = jax.custom_vjp(lambda value: add(alive(), value))
 
     def forward(value: Any) -> tuple[Any, None]:
         return summed(value), None
 
     def backward(_: None, gradient: Any) -> tuple[Any]:
-        return (replica.all_sum(f"the gradient of {what}", gradient),)
+        return (alive().all_sum(f"the gradient of {what}", gradient),)
 
     summed.defvjp(forward, backward)
     return summed

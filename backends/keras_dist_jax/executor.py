@@ -197,7 +197,6 @@ class JaxExecutor(Executor):
             or not isinstance(value, JoinedPerReplica)
             or value.joined is None
             or not value.stacked
-            or value.shapes is not None
             or value.layout is not self.layout
         ):
             return None

@@ -9,7 +9,6 @@ from jax import numpy as jnp
 from keras_dist.core.values import Mirrored
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import Shapes
 from keras_dist_jax.machine import is_described
 
 
@@ -19,8 +18,6 @@ class JoinedPerReplica(PerReplica):
     # `joined` is an array over the layout's devices, split along its first
     # axis, or a tracer; it is `None` until it is made of `parts`. If `stacked`,
     # the first axis is for replicas; else components are concatenated along it.
-    # `shapes` are the components' where they differ: then they are padded to
-    # one shape.
 
     def __init__(
         self,
@@ -28,10 +25,8 @@ class JoinedPerReplica(PerReplica):
         stacked: bool,
         layout: Layout,
         parts: Sequence[Any] | None = None,
-        shapes: Shapes | None = None,
     ) -> None:
         self.joined = joined
-        self.shapes = shapes
         self.stacked = stacked
         self.layout = layout
         self._parts = None if parts is None else tuple(parts)
@@ -40,10 +35,6 @@ class JoinedPerReplica(PerReplica):
     def values(self) -> tuple[Any, ...]:
         if self._parts is None:
             parts = parts_of(self.joined, self.stacked, self.layout)
-            if self.shapes is not None:
-                is_traced = len(parts) > len(self.layout.devices)
-                own = self.shapes[0 if is_traced else self.layout.first :]
-                parts = list(map(cut_to, parts, own))
             self._parts = tuple(parts)
         return self._parts
 
@@ -53,10 +44,7 @@ class JoinedPerReplica(PerReplica):
     ) -> "JoinedPerReplica":
         """Stacks components inside of a program."""
         parts = [jnp.asarray(value) for value in values]
-        shapes = tuple(tuple(part.shape) for part in parts)
-        if len(set(shapes)) > 1:
-            parts = [padded(part, largest(shapes)) for part in parts]
-            return cls(jnp.stack(parts), True, layout, None, shapes)
+        check_equal(parts)
         return cls(jnp.stack(parts), True, layout)
 
     def in_a_program(self) -> "JoinedPerReplica":
@@ -69,12 +57,11 @@ class JoinedPerReplica(PerReplica):
             self.join()
         return self
 
-    def join(self, everyones: Shapes | None = None) -> None:
+    def join(self) -> None:
         """Sets `joined` to an array made of the components."""
         if self.joined is not None:
             return
         parts = self.values
-        shapes = tuple(tuple(part.shape) for part in parts)
         if len({(len(p.shape), p.dtype) for p in parts}) > 1:
             raise ValueError(
                 "All components of a per-replica value go into one program. "
@@ -82,32 +69,19 @@ class JoinedPerReplica(PerReplica):
                 "Expected: the same dtype and the same number of axes in "
                 "each."
             )
-        if self.layout.is_wide:
-            shapes = everyones or self.layout.everyones([shapes])[0]
-        if len(set(shapes)) > 1:
-            self.shapes, self.stacked = shapes, True
-            parts = tuple(padded(part, largest(shapes)) for part in parts)
-        else:
-            self.stacked = not shapes[0]
+        check_equal(parts)
+        self.stacked = not parts[0].shape
         self.joined = join(parts, self.stacked, self.layout)
 
 
-def largest(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns the smallest shape that all others fit in."""
-    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+class UnevenError(Exception):
+    """Replicas have values of different shapes, so no program serves all."""
 
 
-def padded(value: Any, shape: Sequence[int]) -> Any:
-    """Pads a value with zeros behind its ends."""
-    missing = [(0, s - n) for s, n in zip(shape, value.shape, strict=True)]
-    return jnp.pad(value, missing) if any(m for _, m in missing) else value
-
-
-def cut_to(value: Any, shape: Sequence[int]) -> Any:
-    """Removes the padding of `padded`."""
-    if tuple(value.shape) == tuple(shape):
-        return value
-    return value[tuple(slice(size) for size in shape)]
+def check_equal(parts: Sequence[Any]) -> None:
+    """Raises `UnevenError` if the components' shapes differ."""
+    if len({tuple(part.shape) for part in parts}) > 1:
+        raise UnevenError
 
 
 class Local(PerReplica):

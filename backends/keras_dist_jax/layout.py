@@ -33,8 +33,6 @@ from keras_dist_jax.uneven import with_whole_rows
 _GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
 # A step of Keras' trainer: (state, data) to (outputs, new state).
 StepFn = Callable[[Any, Any], tuple[Any, Any]]
-# The shapes of the components of a per-replica value.
-Shapes = tuple[tuple[int, ...], ...]
 
 
 class Programs(NamedTuple):
@@ -117,12 +115,8 @@ class Layout(ABC):
         """Returns the chief's value, for all workers to assign."""
         return value
 
-    def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
-        """Returns all replicas' shapes of values, by one exchange."""
-        return list(shapes)
-
-    def are_even(self, arguments: Sequence[Any]) -> bool:
-        """Tells whether arrays have equal shapes on all workers."""
+    def are_even(self, values: Sequence[Any]) -> bool:
+        """Tells whether arrays have equal shapes on all workers, which ask."""
         return True
 
     def compare_program(self, described: str) -> None:
@@ -313,7 +307,6 @@ class WideLayout(MeshLayout):
         self.whole, self.cut = shardings_on(mesh_on(everyones))
         self.num_replicas = len(everyones)
         self.first = worker * len(own)
-        self._num_workers = len(replicas)
         self._workers = workers
 
     def holds(self, array: Any) -> bool:
@@ -368,11 +361,10 @@ class WideLayout(MeshLayout):
     def compare_program(self, described: str) -> None:
         self._workers.compare_program(described)
 
-    def are_even(self, arguments: Sequence[Any]) -> bool:
-        # Each worker makes the program for the shapes of its own arrays.
+    def are_even(self, values: Sequence[Any]) -> bool:
         unknown = [
             np.shape(each)
-            for each in arguments
+            for each in values
             if np.ndim(each) and _is_local(each) and not is_even(each)
         ]
         if not unknown:
@@ -380,20 +372,6 @@ class WideLayout(MeshLayout):
         numbers = [n for shape in unknown for n in (len(shape), *shape)]
         found = self._workers.sizes(numbers)
         return all(each == numbers for each in found)
-
-    def everyones(self, shapes: Sequence[Shapes]) -> list[Shapes]:
-        numbers = [n for value in shapes for shape in value for n in shape]
-        if not numbers:
-            return [value * self._num_workers for value in shapes]
-        found = self._workers.sizes(numbers)
-        everyones: list[Shapes] = [() for _ in shapes]
-        for own in found:
-            rest = iter(own)
-            for index, value in enumerate(shapes):
-                everyones[index] += tuple(
-                    tuple(next(rest) for _ in shape) for shape in value
-                )
-        return everyones
 
 
 # An attribute of arrays.

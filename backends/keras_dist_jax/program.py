@@ -27,6 +27,7 @@ from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import collectives
 from keras_dist_jax.jaxprs import has_callbacks
+from keras_dist_jax.joined import UnevenError
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.machine import described
 from keras_dist_jax.machine import is_described
@@ -47,10 +48,6 @@ _WITNESS_OF = operator.itemgetter(2)
 
 class _GrownError(Exception):
     """A trace met variables that the program does not take or give."""
-
-
-class UnevenError(Exception):
-    """Workers have arguments of different shapes, so no program serves all."""
 
 
 class Program:
@@ -89,6 +86,8 @@ class Program:
         # it before the first call of the function.
         self._meets = ""
         self._is_compared = not is_first
+        # References to objects among the arguments.
+        self.lives_with: list[Any] = []
         # Stands for the program at the gate, which may outlive it.
         self._owner = object()
         # The outline of each trace's result. A compiled program returns a
@@ -104,25 +103,33 @@ class Program:
 
     def run(self, leaves: list[Any]) -> Any:
         # Without the lock, two threads could donate the same arrays.
-        with LOCK:
-            if self._compiled is None:
-                self._survey(leaves)
-            gate, several, meets = self._gate, self._several, ""
-            if several is not None and several.is_wide:
-                meets = self._meets
-                if meets and not several.are_even(leaves):
-                    raise UnevenError
-                if meets and not self._is_compared:
-                    several.compare_program(meets)
-                    self._is_compared = True
-                leaves = [*map(self._widened, leaves)]
-            if not gate.waits:
+        if self._compiled is None:
+            with LOCK:
+                if self._compiled is None:
+                    self._survey(leaves)
+        gate, several, meets = self._gate, self._several, ""
+        if several is not None and several.is_wide:
+            meets = self._meets
+            with LOCK:
+                self._agree(several, leaves)
+            leaves = [*map(self._widened, leaves)]
+        if not gate.waits:
+            with LOCK:
                 return self._dispatched(leaves)
-            with gate.lock:
-                gate.settle(self._owner)
-                if meets:
-                    gate.record(meets)
-                return self._dispatched(leaves)
+        # A step of `fit` that is traced behind the gate may need the lock.
+        with gate.lock, LOCK:
+            gate.settle(self._owner)
+            if meets:
+                gate.record(meets)
+            return self._dispatched(leaves)
+
+    def _agree(self, several: Layout, leaves: list[Any]) -> None:
+        """Compares what workers run together, if they meet in it."""
+        if self._meets and not several.are_even(leaves):
+            raise UnevenError
+        if self._meets and not self._is_compared:
+            several.compare_program(self._meets)
+            self._is_compared = True
 
     def _dispatched(self, leaves: list[Any]) -> Any:
         is_moved = False

@@ -18,7 +18,6 @@ from keras import ops
 from keras_dist.core.nests import map_nest
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
-from keras_dist.core.reduction import check_shapes
 from keras_dist.core.reduction import widened
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
@@ -37,16 +36,10 @@ from keras_dist_jax import scans
 from keras_dist_jax import shards
 from keras_dist_jax.agreement import OwnList
 from keras_dist_jax.agreement import OwnWrites
-from keras_dist_jax.agreement import Peers
-from keras_dist_jax.agreement import as_tensor
-from keras_dist_jax.agreement import describe
 from keras_dist_jax.control_flow import summed_by
 from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.joined import Local
-from keras_dist_jax.joined import cut_to
-from keras_dist_jax.joined import largest
-from keras_dist_jax.joined import padded
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.tracing import Trace
@@ -69,7 +62,6 @@ class Region:
         layout: Layout,
         trace: Trace,
         values: Mapping[int, Any],
-        peers: Peers,
         updates: Any = None,
         parts: Mapping[int, tuple[shards.Shards, Any]] | None = None,
     ) -> None:
@@ -83,7 +75,6 @@ class Region:
         self._parts = dict(parts or {})
         self.written: dict[int, keras.Variable] = {}
         self.scope = RegionScope(self)
-        self.peers = peers
         # The `RegionUpdates` of variables in parts, or `None`.
         self.updates = updates
         self.branches = trace.branches
@@ -107,8 +98,7 @@ class Region:
         if key not in self.values and key in self._parts:
             own, part = self._parts[key]
             self.trace.variables[key] = variable
-            # Replicas with other shapes have to meet outside of all loops.
-            if scans.gathers_again() and not self.peers.are_uneven:
+            if scans.gathers_again():
                 return own.gathered(part)
             with tracing_with(part):
                 self.values[key] = own.gathered(part)
@@ -143,30 +133,20 @@ class Region:
     def everyone(self, nest: Any) -> list[Any]:
         """Gathers a nest of every replica; only tensors need a collective."""
         leaves, structure = jax.tree.flatten(nest)
-        if self.peers.are_uneven:
-            leaves = [*map(as_tensor, leaves)]
-        described = self.peers.met([*map(describe, leaves)], structure)
-        gathered = [
-            self._gather(leaf, [each[i] for each in described])
-            for i, leaf in enumerate(leaves)
-        ]
+        gathered = [*map(self._gather, leaves)]
         return [
             structure.unflatten([each[i] for each in gathered])
             for i in range(self.count)
         ]
 
-    def _gather(self, leaf: Any, described: Sequence[Any]) -> list[Any]:
+    def _gather(self, leaf: Any) -> list[Any]:
         if not isinstance(leaf, jax.Array):
-            return [
-                value if kind == "value" else leaf for kind, value in described
-            ]
-        if self.count == 1:
-            self._gathered[id(leaf)] = [leaf], leaf
-            return [leaf]
-        shapes = [shape for _, (shape, _) in described]
-        components = _components(leaf, shapes)
-        if len(set(shapes)) == 1:
-            self._gathered[id(components[0])] = components, leaf
+            return [leaf] * self.count
+        components = [leaf]
+        if self.count > 1:
+            gathered = lax.all_gather(leaf, AXIS)
+            components = [gathered[index] for index in range(self.count)]
+        self._gathered[id(components[0])] = components, leaf
         return components
 
     def per_replica(self, values: Sequence[Any]) -> PerReplica:
@@ -181,13 +161,9 @@ class Region:
     def traced(self, value: Any) -> Any:
         """Makes a value one of which the compiler does not know the elements.
 
-        It removes collectives of constants. But replicas with other numbers of
-        rows, or of workers that make programs of their own, may have other
-        constants, or none."""
-        if self.layout.is_wide:
-            if np.size(value) > _MAY_BE_CONSTANT:
-                return value
-        elif isinstance(value, jax.core.Tracer) or not self.peers.are_uneven:
+        It removes collectives of constants. But workers make programs of their
+        own, and may have other constants, or none."""
+        if not self.layout.is_wide or np.size(value) > _MAY_BE_CONSTANT:
             return value
         value = jnp.asarray(value)
         return jnp.where(self.index >= 0, value, jnp.zeros_like(value))
@@ -207,12 +183,6 @@ class Region:
         # The compiler refuses some collectives of one replica whose logical
         # devices share the tensor.
         return nest if self.count == 1 else _COLLECTIVES[op](nest, AXIS)
-
-
-def _components(value: Any, shapes: Sequence[Any]) -> list[Any]:
-    """Gathers a tensor that has these shapes on the replicas."""
-    joined = lax.all_gather(padded(value, largest(shapes)), AXIS)
-    return [cut_to(joined[index], shape) for index, shape in enumerate(shapes)]
 
 
 class RegionScope(TraceScope):
@@ -261,40 +231,24 @@ class TracedReplica(Replica):
         self._region = region
 
     def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
-        self._region.peers.places.append(what)
         everyone = self._region.everyone(value)
         with outside_replicas(), opened(self._region.scope):
             return fn(everyone)
 
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        self._region.peers.places.append(what)
-        check_shapes(self._everyones_like(value))
-
-        def add(value: Any) -> Any:
+        def add(replica: TracedReplica, value: Any) -> Any:
             if total is not None:
                 return total
-            traced = self._region.traced(value)
-            return self._region.collective(ReduceOp.SUM, traced)
+            region = replica._region
+            return region.collective(ReduceOp.SUM, region.traced(value))
 
         return summed_by(self, what, add)(value)
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
-        self._region.peers.places.append(what)
-        likes = self._everyones_like(value)
-        along = check_gather(likes, axis)
+        along = check_gather([value] * self._region.count, axis)
         if self._region.count == 1:
             return value
-        shapes = [like.shape for like in likes]
-        if len(set(shapes)) == 1:
-            return lax.all_gather(value, AXIS, axis=along, tiled=True)
-        return jnp.concatenate(_components(value, shapes), axis=along)
-
-    def _everyones_like(self, value: Any) -> list[Any]:
-        """Returns an object with the shape of each replica's tensor."""
-        if not self._region.peers.are_uneven:
-            return [value] * self._region.count
-        shapes = self._region.everyone(tuple(map(int, value.shape)))
-        return [jax.ShapeDtypeStruct(shape, value.dtype) for shape in shapes]
+        return lax.all_gather(value, AXIS, axis=along, tiled=True)
 
     def own(self, nest: Any) -> Any:
         def pick(leaf: Any) -> Any:

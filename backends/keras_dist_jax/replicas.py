@@ -143,23 +143,25 @@ class JaxReplica(Replica):
         return leaf
 
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        def add(values: list[Any]) -> Any:
-            check_shapes(values)
-            first, *others = values
-            for other in others:
-                first = first + jax.device_put(other, self._devices[0])
-            workers = self.group.workers
-            if workers is None:
-                return first
-            return workers.sum([first], what=what)[0]
-
-        def meet(value: Any) -> Any:
+        def meet(replica: JaxReplica, value: Any) -> Any:
             if total is not None:
                 return total
-            value = jax.device_put(value, self._device)
-            return self.meet(what, add, value)
+            value = jax.device_put(value, replica._device)
+            add = functools.partial(replica._sum, what)
+            return replica.meet(what, add, value)
 
         return summed_by(self, what, meet)(value)
+
+    def _sum(self, what: str, values: list[Any]) -> Any:
+        """Adds the values of all replicas."""
+        check_shapes(values)
+        first, *others = values
+        for other in others:
+            first = first + jax.device_put(other, self._devices[0])
+        workers = self.group.workers
+        if workers is None:
+            return first
+        return workers.sum([first], what=what)[0]
 
     def read(self, variable: keras.Variable) -> Any:
         if internals.array_of(variable) is None:

@@ -6,6 +6,7 @@ come after the program has run and before its arrays are kept.
 """
 
 import dataclasses
+import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -22,10 +23,9 @@ from keras_dist.core.nests import refuse_result
 from keras_dist.core.values import PerReplica
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import Shapes
 
 # The placeholder for a traced array. The one for a per-replica value is the
-# tuple of whether it is stacked, its shapes, and its layout.
+# tuple of whether it is stacked, and its layout.
 _LEAF = "array"
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic)
 _array_types: set[type] = set()
@@ -44,7 +44,7 @@ def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
             found.append(_LEAF)
         elif kind is JoinedPerReplica and item.joined is not None:
             leaves.append(item.joined)
-            found.append((item.stacked, item.shapes, item.layout))
+            found.append((item.stacked, item.layout))
         elif kind is tuple or kind is list or kind is dict:
             found.append(flatten(item, leaves, join))
         else:
@@ -64,7 +64,7 @@ def _other(item: Any, leaves: list[Any], join: Join) -> Any:
     if isinstance(item, PerReplica):
         joined = join(item)
         leaves.append(joined.joined)
-        return joined.stacked, joined.shapes, joined.layout
+        return joined.stacked, joined.layout
     if isinstance(item, (list, tuple, Mapping)):
         return _Nest(item, leaves, join)
     if isinstance(item, keras.Variable):
@@ -81,25 +81,52 @@ class IsTracedError(Exception):
 
 
 class _Static:
-    """A static value, compared with its type, or the same variable."""
+    """A static value, compared with its type; an object that has no `==` of
+    its own must be the same, and is not kept alive."""
 
-    __slots__ = ("kind", "value")
+    __slots__ = ("_held", "id", "kind")
 
     def __init__(self, value: Any) -> None:
-        self.value, self.kind = value, type(value)
+        self.kind: Any = type(value)
+        self.id: int | None = None
+        self._held = value
+        equal: Any = self.kind.__eq__
+        if equal is object.__eq__ or isinstance(value, keras.Variable):
+            try:
+                self._held = weakref.ref(value)
+            except TypeError:  # such as `None`
+                return
+            self.id = id(value)
+
+    @property
+    def value(self) -> Any:
+        """The value; `None` if it is gone."""
+        return self._held if self.id is None else self._held()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Static) or self.kind is not other.kind:
             return False
-        if isinstance(self.value, float):  # 0.0 is not -0.0
-            return repr(self.value) == repr(other.value)
-        if self.value is other.value or isinstance(self.value, keras.Variable):
-            return self.value is other.value
-        return bool(self.value == other.value)
+        mine, theirs = self.value, other.value
+        if self.id is not None:
+            return mine is theirs and mine is not None
+        if isinstance(mine, float):  # 0.0 is not -0.0
+            return repr(mine) == repr(theirs)
+        return mine is theirs or bool(mine == theirs)
 
     def __hash__(self) -> int:
-        is_variable = isinstance(self.value, keras.Variable)
-        return id(self.value) if is_variable else hash(self.value)
+        return hash(self._held) if self.id is None else self.id
+
+
+def objects_in(structure: Any) -> Iterator[Any]:
+    """Yields the objects of a structure that it does not keep alive."""
+    if isinstance(structure, _Static):
+        if structure.id is not None:
+            yield structure.value
+    elif isinstance(structure, _Nest):
+        yield from objects_in(structure.key)
+    elif isinstance(structure, tuple):
+        for each in structure:
+            yield from objects_in(each)
 
 
 class _Nest:
@@ -108,16 +135,16 @@ class _Nest:
     def __init__(self, nest: Any, leaves: list[Any], join: Join) -> None:
         items: list[Any] = []
         self._like = map_nest(lambda leaf: items.append(leaf), nest)
-        self._key = (type(nest), flatten(items, leaves, join))
+        self.key = (type(nest), flatten(items, leaves, join))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Nest) and self._key == other._key
+        return isinstance(other, _Nest) and self.key == other.key
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(self.key)
 
     def build(self, leaves: Iterator[Any]) -> Any:
-        items = iter(unflatten(self._key[1], leaves))
+        items = iter(unflatten(self.key[1], leaves))
         return map_nest(lambda _: next(items), self._like)
 
 
@@ -130,8 +157,8 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(structure, _Nest):
         return structure.build(leaves)
     if isinstance(structure[0], bool):
-        stacked, shapes, layout = structure
-        return JoinedPerReplica(next(leaves), stacked, layout, None, shapes)
+        stacked, layout = structure
+        return JoinedPerReplica(next(leaves), stacked, layout)
     items = [unflatten(each, leaves) for each in structure[-1]]
     if structure[0] is dict:
         return dict(zip(structure[1], items, strict=True))
@@ -146,7 +173,6 @@ class Joined:
     """A placeholder for a `JoinedPerReplica` in an outline."""
 
     stacked: bool
-    shapes: Shapes | None
     layout: Layout
 
 
@@ -166,7 +192,7 @@ def packed(nest: Any) -> tuple[list[Any], Any]:
             arrays.append(
                 jax.lax.with_sharding_constraint(leaf.joined, leaf.layout.cut)
             )
-            return Joined(leaf.stacked, leaf.shapes, leaf.layout)
+            return Joined(leaf.stacked, leaf.layout)
         if isinstance(leaf, ARRAY_TYPES):
             arrays.append(leaf)
             return ARRAY
@@ -189,9 +215,7 @@ def unpacked(outline: Any, arrays: list[Any]) -> Any:
     """Rebuilds a result from the outline and the program's arrays."""
     # The most common results, without the calls of `map_nest`.
     if outline.__class__ is Joined:
-        return JoinedPerReplica(
-            arrays[0], outline.stacked, outline.layout, None, outline.shapes
-        )
+        return JoinedPerReplica(arrays[0], outline.stacked, outline.layout)
     if outline is ARRAY:
         return arrays[0]
     rest = iter(arrays)

@@ -2,8 +2,9 @@
 
 XLA's partitioner gives an unequal share zeros as its last rows and indices. Of
 some operations along the rows it forgets to ignore what they add, or ends the
-process: scatters, such as the gradients of an embedding or of a sort, and, if
-the mesh has two axes, windows. So each device gets all that these go along.
+process: scatters into each of several columns, as in the gradient of a sort,
+and the gradient of a window's maximum. If the mesh has two axes, so it is with
+all scatters and convolutions. Each device gets all rows that these go along.
 """
 
 from collections.abc import Collection
@@ -26,7 +27,7 @@ def with_whole_rows(program: Any, mesh: Mesh) -> Any:
     """Makes scatters and windows of a step take all of their rows."""
 
     def change(equation: Any) -> Any:
-        divided = _divided(equation)
+        divided = _divided(equation, len(mesh.shape) > 1)
         if divided is None:
             return equation
 
@@ -58,14 +59,16 @@ class _Divided(NamedTuple):
     results: Sequence[Collection[int]]
 
 
-def _divided(equation: Any) -> _Divided | None:
+def _divided(equation: Any, has_two_axes: bool) -> _Divided | None:
     """Returns what devices may divide; `None` if that is everything."""
     name, params = equation.primitive.name, equation.params
     if name.startswith("scatter"):
+        numbers = params["dimension_numbers"]
+        if not has_two_axes and not numbers.operand_batching_dims:
+            return None
         every = range(equation.invars[0].aval.ndim)
-        window = params["dimension_numbers"].update_window_dims
-        return _Divided([every, (), window], [every])
-    if name == "conv_general_dilated":
+        return _Divided([every, (), numbers.update_window_dims], [every])
+    if name == "conv_general_dilated" and has_two_axes:
         numbers = params["dimension_numbers"]
         # In front of the axes that windows go along.
         own = [spec[:2] for spec in numbers]

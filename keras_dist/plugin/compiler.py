@@ -241,9 +241,12 @@ class TraceLog:
             )
         elif why is None:
             why = f"arguments of other shapes or dtypes; before: {before}"
-        sys.stderr.write(
-            f"keras_dist: '{self._name}' is traced for {described}: {why}\n"
-        )
+        tell(self._name, f"is traced for {described}: {why}")
+
+
+def tell(name: str, what: str) -> None:
+    """Logs what a function does, on standard error."""
+    sys.stderr.write(f"keras_dist: '{name}' {what}\n")
 
 
 def _described(leaf: Any) -> str:

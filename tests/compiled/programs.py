@@ -220,22 +220,12 @@ def of_function(target, strategy, split, rows, steps=None, make=layers):
 
 
 def described(layout, shape, dtype):
-    """A global batch, of which each replica has some rows."""
+    """A global batch, of which each replica has as many rows."""
     count = layout.num_replicas
     if count == 1:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding)
-    share = -(-shape[0] // count)
-    if shape[0] == share * count:
-        array = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.cut)
-        return JoinedPerReplica(array, False, layout)
-    # The last replicas have fewer rows, and zeros behind them.
-    starts = range(0, share * count, share)
-    sizes = [max(0, min(share, shape[0] - start)) for start in starts]
-    array = jax.ShapeDtypeStruct(
-        (count, share, *shape[1:]), dtype, sharding=layout.cut
-    )
-    shapes = tuple((size, *shape[1:]) for size in sizes)
-    return JoinedPerReplica(array, True, layout, None, shapes)
+    array = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.cut)
+    return JoinedPerReplica(array, False, layout)
 
 
 def is_as_keras_traces_it(target, rows):
@@ -282,12 +272,9 @@ def main(name):
             "fit": of_fit(*choice, rows),
             "function": of_function(*choice, rows),
         }
-        if kind == "sharded variables":
-            found[kind]["uneven function"] = of_function(*choice, rows - 3)
         if kind == "mirrored":
             found[kind] |= {
                 "uneven fit": of_fit(*choice, rows - 3),
-                "uneven function": of_function(*choice, rows - 3),
                 "scan": of_function(*choice, rows, steps=STEPS),
             }
         keras.utils.clear_session()

@@ -174,7 +174,9 @@ def test_a_second_call_forgets_the_losses_of_the_first():
 
 @pytest.mark.parametrize("scale", [2.0**4, 2.0**100])
 def test_loss_scaling(scale):
-    v = keras.Variable(np.array([1.0, 2.0], "float32"))
+    # Keras' own can't be applied in a loop on JAX.
+    with keras_dist.OneDeviceStrategy("cpu:0").scope():
+        v = keras.Variable(np.array([1.0, 2.0], "float32"))
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.5), initial_scale=scale
     )
@@ -196,7 +198,8 @@ def test_loss_scaling(scale):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_loss_scaling_of_some_variables_in_another_order():
-    a, b, c = (keras.Variable(value, name="v") for value in (1.0, 2.0, 3.0))
+    with keras_dist.OneDeviceStrategy("cpu:0").scope():
+        a, b, c = (keras.Variable(x, name="v") for x in (1.0, 2.0, 3.0))
     optimizer = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.5), initial_scale=4.0
     )

@@ -102,7 +102,7 @@ def test_nothing_is_traced_again(num_replicas):
     strategy, _, _, train_step, _ = make_loop(num_replicas)
     x = np.ones((10, 8), "float32")
     y = np.zeros((10,), "int32")
-    batches = [(x[:8], y[:8]), (x[:7], y[:7]), (x[:1], y[:1])]
+    batches = [(x[:8], y[:8]), (x[:6], y[:6]), (x[:2], y[:2])]
     traces = []
     original = train_step.python_function
 

@@ -5,6 +5,7 @@ import linecache
 import signal
 import sys
 import threading
+import weakref
 
 import jax
 import keras
@@ -346,23 +347,6 @@ def test_a_print_after_a_collective_with_different_numbers_of_rows(capfd):
     ]
 
 
-def test_what_is_no_tensor_must_be_the_same():
-    strategy = strategy_of(2)
-    for fn in (
-        lambda x: f"{x.shape[0]} rows",
-        lambda x: None if x.shape[0] == 1 else ops.sum(x),
-        lambda x: [ops.sum(x)] * x.shape[0],
-        lambda x: {"a" if x.shape[0] == 1 else "b": ops.sum(x)},
-        lambda x: (tuple if x.shape[0] == 1 else list)([ops.sum(x)]),
-        lambda x: [x, [x]] if x.shape[0] == 1 else [[x], x],
-        lambda x: 1 if x.shape[0] == 1 else 1.5,
-        lambda x: ops.cast(x, "int32") if x.shape[0] == 1 else x,
-        lambda x: x if x.shape[0] == 1 else ops.sum(x),
-    ):
-        with pytest.raises(keras_dist.ReplicaDivergenceError, match="tensors"):
-            strategy.run(keras_dist.function(fn), (uneven(),))
-
-
 def test_a_tensor_hidden_in_an_object_is_refused():
     class Box:
         def __init__(self, value):
@@ -441,3 +425,125 @@ def test_an_argument_outlives_training():
     model.fit(x, x[:, :1], epochs=2, verbose=0)
     for part in found.values:
         np.testing.assert_array_equal(part, before)
+
+
+def test_branches_are_traced_once_however_deep():
+    calls = []
+
+    def nested(depth, x):
+        if not depth:
+            calls.append(x)
+            return x + 1
+        return ops.cond(
+            ops.sum(x) > 0, lambda: nested(depth - 1, x * 2), lambda: x
+        )
+
+    step = keras_dist.function(lambda x: nested(6, x))
+    assert to_numpy(step(np.ones(1, "float32"))).tolist() == [65.0]
+    assert len(calls) == 2  # the first call is traced twice
+
+
+def test_fit_and_a_function_do_not_wait_for_each_other():
+    """A step that is traced reads a metric that a function has just written."""
+    strategy = strategy_of(2)
+    is_tracing, goes_on = threading.Event(), threading.Event()
+    threads = []
+    with strategy.scope():
+        mean = keras.metrics.Mean()
+
+        class Reads(keras.layers.Layer):
+            def call(self, x):
+                if isinstance(x, jax.core.Tracer) and threads:
+                    is_tracing.set()
+                    goes_on.wait(5)
+                    return x * (1 + 0 * read[0].total.value)
+                return x
+
+        model = keras.Sequential([keras.Input((2,)), Reads()])
+        model.compile("sgd", "mse")
+
+    read = [mean]  # not a part of the model
+    step = keras_dist.function(lambda: mean.update_state([2.0]))
+    x = np.ones((6, 2), "float32")
+    model.fit(x[:4], x[:4], verbose=0)
+    strategy.run(step)
+
+    def call():
+        is_tracing.wait(60)
+        threading.Timer(1, goes_on.set).start()
+        strategy.run(step)
+
+    threads += [
+        threading.Thread(target=each, daemon=True)
+        for each in (call, lambda: model.fit(x, x, verbose=0))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert float(mean.total) == 8.0
+
+
+class Config:
+    """An object without `==`."""
+
+
+@pytest.mark.parametrize("nest", [list, tuple, lambda items: {"a": items}])
+def test_objects_among_the_arguments_are_let_go(nest):
+    strategy = strategy_of(2)
+
+    @keras_dist.function
+    def step(x, objects):
+        leaves = jax.tree.leaves(objects)
+        total = sum(float(each.factor) for each in leaves)
+        return keras_dist.get_replica_context().all_reduce(
+            "SUM", ops.sum(x * total)
+        )
+
+    x = keras_dist.PerReplica([np.ones(2, "float32")] * 2)
+
+    def run(factor):
+        made = Config()
+        made.factor = factor
+        for _ in range(2):
+            found = strategy.run(step, (x, nest([made])))
+            assert [float(each) for each in found.values] == [4 * factor] * 2
+        return weakref.ref(made)
+
+    assert run(2.0)() is None
+    # It may have the address of the one before.
+    assert run(3.0)() is None
+    gc.collect()
+    assert not programs_of(strategy)
+
+
+def test_a_function_lets_its_strategy_go():
+    def run():
+        strategy = strategy_of(2)
+        with strategy.scope():
+            v = keras.Variable(1.0)
+        step = keras_dist.function(
+            lambda: keras_dist.get_replica_context().all_reduce("SUM", v * 2.0)
+        )
+        strategy.run(step)
+        return weakref.ref(strategy), weakref.ref(v)
+
+    found = run()
+    gc.collect()
+    assert [each() for each in found] == [None, None]
+
+
+def test_many_programs_of_a_function_are_said_once(capfd):
+    strategy = strategy_of(2)
+    step = keras_dist.function(lambda number: number * 2)
+    for number in range(8):
+        strategy.run(step, (float(number),))
+    assert len(programs_of(strategy)) == 8
+    said = capfd.readouterr().err
+    assert said.count("has been compiled 6 times") == 1
+
+
+def programs_of(strategy):
+    """The programs of the function that was called last."""
+    return strategy.executor.compiler._last[1]
