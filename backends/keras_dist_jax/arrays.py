@@ -1,5 +1,6 @@
 """Copies, reference counts and liveness checks of state arrays."""
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -46,15 +47,34 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     """Copies arrays to host memory; of sharded ones only this worker's part."""
     if any(map(is_described, arrays)):
         return list(arrays)
-    # Copies: a buffer with a view on it can't be reused by the next step.
-    for array in arrays:
-        array.copy_to_host_async()
-    return [
-        np.array(array, copy=True)
-        if array.is_fully_replicated
-        else own_part(array)
+    # Objects of their own: the state's would keep what they were copied to.
+    shards = [
+        array.addressable_data(0) if array.is_fully_replicated else None
         for array in arrays
     ]
+    away = [s for s in shards if s is not None and not _is_on_host(s)]
+    for shard in away:
+        shard.copy_to_host_async()
+    return [
+        own_part(array)
+        if shard is None
+        # A buffer with a view on it can't be reused by the next step.
+        else np.array(shard, copy=True if _is_on_host(shard) else None)
+        for array, shard in zip(arrays, shards, strict=True)
+    ]
+
+
+def _is_on_host(array: Any) -> bool:
+    return all(device.platform == "cpu" for device in array.devices())
+
+
+def bytes_here(array: Any) -> int:
+    """Returns the bytes that `to_host` would copy of an array."""
+    if is_described(array) or array.is_fully_replicated:
+        size: int = math.prod(array.shape) * array.dtype.itemsize
+        return size
+    places = {str(s.index): s.data.nbytes for s in array.addressable_shards}
+    return sum(places.values())
 
 
 def axis_of(array: Any) -> int | None:

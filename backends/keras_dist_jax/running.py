@@ -1,8 +1,8 @@
 """Storage of a model's state while its steps run, in place of variables.
 
 If a step fails on the device, its inputs are gone, and variables get the state
-at the start of the epoch. After any other failure, they get the state after the
-last step.
+at the start of the epoch, if there is a copy. After any other failure, they get
+the state after the last step.
 """
 
 import collections
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import keras
 
 from keras_dist_jax import arrays
+from keras_dist_jax import epoch_copy
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.callbacks import guarded
 from keras_dist_jax.gate import Gate
@@ -69,10 +70,13 @@ class Running:
         self.donating = False
         self.stepping = False
         self.suspect = False  # a step has raised
+        self.cause: BaseException | None = None  # what it has raised
         self._variables: list[list[keras.Variable]] = []
         self._slots: list[list[SlotInFit]] = []
-        self._fallback: Values = []
-        self._epoch_start: Values | None = None
+        # The state after a failure; `None` if there is no copy.
+        self._fallback: Values | None = []
+        # The copy of this epoch, once it was asked for.
+        self._epoch_start: list[Values | None] = []
         self._spoiled: BaseException | None = None
 
     @property
@@ -87,7 +91,7 @@ class Running:
 
     def forget_epoch(self) -> None:
         """Makes the next step the first of an epoch."""
-        self._epoch_start = None
+        self._epoch_start, self._fallback = [], []
 
     def begin(
         self, names: Sequence[str], take_away: bool, donate: bool
@@ -104,6 +108,7 @@ class Running:
         values = [list(map(_taken, group)) for group in self._slots]
         self._fallback = self._way_back(values, donate)
         self.donating, self.suspect, self._spoiled = donate, False, None
+        self.cause = None
         self.last.append((None, values))
         self.token = token = tuple(
             StateGroup(self, i) for i in range(len(names))
@@ -156,7 +161,12 @@ class Running:
         values = self.newest()
         error = arrays.failure_of(list(itertools.chain(*values)))
         error = self._spoiled or self._failure() or error
-        values = self._fallback if error is not None else self.rested(values)
+        if error is not None and self._fallback is not None:
+            values = self._fallback
+        else:
+            values = self.rested(values)
+            if error is not None:
+                epoch_copy.lost(self.cause or error)
         for group, group_values in zip(self._slots, values, strict=True):
             for slot, value in zip(group, group_values, strict=True):
                 slot.give_back(value)
@@ -188,14 +198,15 @@ class Running:
         """Drops everything that is kept while steps run."""
         self.gate.leave(self)
         self._variables, self._slots, self._fallback = [], [], []
-        self._epoch_start = self._spoiled = None
+        self._epoch_start, self._spoiled, self.cause = [], None, None
 
-    def _way_back(self, values: Values, donate: bool) -> Values:
+    def _way_back(self, values: Values, donate: bool) -> Values | None:
         if not donate:
             return [list(group) for group in values]
-        if self._epoch_start is None:
-            self._epoch_start = [arrays.to_host(group) for group in values]
-        return self._epoch_start
+        if not self._epoch_start:
+            copy = epoch_copy.copied(values, self.model.name)
+            self._epoch_start.append(copy)
+        return self._epoch_start[0]
 
     def _read(self, variable: keras.Variable, *_: Any, **__: Any) -> Any:
         if self.stepping:
@@ -263,8 +274,8 @@ class FitStep:
         try:
             donating = running.donating and self._donate is not None
             outputs = self._run(data, donating)
-        except BaseException:
-            running.suspect = True
+        except BaseException as error:
+            running.suspect, running.cause = True, error
             raise
         finally:
             running.stepping = False

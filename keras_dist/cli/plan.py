@@ -285,7 +285,7 @@ def _compile(
         computed = {"load": computed["load"]}
     found = programs_json(target, programs) | computed
     if not is_stdout(json):
-        show_programs(console, what, target, programs)
+        show_programs(console, what, target, programs, load)
     write_json(json, found)
 
 

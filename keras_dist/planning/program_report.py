@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_dist.planning import tables
+from keras_dist.planning.estimates import Load
 from keras_dist.planning.programs import CompiledProgram
 from keras_dist.planning.targets import KINDS
 from keras_dist.planning.targets import SLICES
@@ -33,6 +34,7 @@ def show_programs(
     what: str,
     target: Target,
     programs: Sequence[CompiledProgram],
+    load: Load,
 ) -> None:
     """Prints the memory, the collectives and the work of programs."""
     is_simulated = any(program.is_simulated for program in programs)
@@ -47,6 +49,14 @@ def show_programs(
             console.print()
         for line in _lines(program, _kind_of(program, target)):
             console.print(Text(line))
+    if not is_simulated:
+        size = tables.bytes_text(load.weights + load.optimizer())
+        console.print(
+            Text(
+                f"`fit` keeps up to {size} in the memory of each host, if it "
+                "is free: the state at the start of an epoch."
+            )
+        )
 
 
 def programs_json(

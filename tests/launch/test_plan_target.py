@@ -358,6 +358,7 @@ def test_tables_say_what_the_json_has(invoke, planned):
         f"{bytes_text(collective['num_bytes'])}",
         f"{found['flops']:.3g} floating-point operations",
         "Compiled in",
+        "`fit` keeps up to",
     ):
         assert words in " ".join(result.stdout.split())
 

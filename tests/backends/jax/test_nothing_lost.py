@@ -1,5 +1,6 @@
 """One test for each kind of failure: weights, and `fit` afterwards."""
 
+import itertools
 import signal
 import threading
 
@@ -8,6 +9,8 @@ import keras
 import numpy as np
 import pytest
 
+from keras_dist_jax import arrays
+from keras_dist_jax import epoch_copy
 from keras_versions import READS_AHEAD
 
 REPLICAS = pytest.mark.parametrize("num_replicas", [1, 2])
@@ -319,6 +322,67 @@ def test_an_epoch_before_the_failure_is_kept(make_model, data):
     with pytest.raises(Boom, match="on the host"):
         fit(model, data, epochs=2)
     assert int(model.optimizer.iterations) == 16
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_without_a_copy_an_error_says_what_is_lost(
+    make_model, data, num_replicas, monkeypatch
+):
+    monkeypatch.setenv("KERAS_DIST_EPOCH_COPY", "never")
+    model = make_model(num_replicas, cls=CallsBack)
+    fit(model, data)
+    kept = [np.array(v) for v in state_variables(model)]
+    model.fails_at = model.seen + 3
+    with pytest.raises(Exception, match="on the host") as info:
+        fit(model, data)
+    (note,) = info.value.__notes__
+    assert "kept no copy" in note
+    assert "checkpoint" in note
+    for variable, value in zip(state_variables(model), kept, strict=True):
+        variable.assign(value)  # as from a checkpoint
+    fit(model, data)
+    assert int(model.optimizer.iterations) == 16
+
+
+def test_a_copy_that_the_host_has_no_memory_for(
+    make_model, data, monkeypatch, capfd
+):
+    copies = []
+    original = arrays.to_host
+    monkeypatch.setattr(
+        arrays, "to_host", lambda each: copies.append(1) or original(each)
+    )
+    model = make_model(2)
+    fit(model, data)
+    size = sum(v.value.nbytes for v in state_variables(model))
+    for left, expected in ((4 * size + 9999, True), (4 * size - 4, False)):
+        monkeypatch.setattr(epoch_copy, "free_memory", lambda n=left: n)
+        copies.clear()
+        fit(model, data, epochs=2)
+        assert bool(copies) == expected
+    said = capfd.readouterr().err
+    assert said.count("keeps no copy") == 1
+    monkeypatch.setenv("KERAS_DIST_EPOCH_COPY", "always")
+    fit(model, data)
+    assert copies
+    monkeypatch.setenv("KERAS_DIST_EPOCH_COPY", "sometimes")
+    with pytest.raises(ValueError, match="'sometimes'"):
+        fit(model, data)
+
+
+def state_variables(model):
+    own = [model.optimizer.variables, model.metrics_variables]
+    return [*model.variables, *itertools.chain(*own)]
+
+
+def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
+    assert epoch_copy.free_memory() > 2**20
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("400\n")
+    assert epoch_copy._left_in_group(str(tmp_path)) == 600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert epoch_copy._left_in_group(str(tmp_path)) is None
+    assert epoch_copy._left_in_group(str(tmp_path / "none")) is None
 
 
 @REPLICAS

@@ -1,0 +1,90 @@
+"""The copy of a model's state that `fit` keeps while an epoch runs."""
+
+import itertools
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from keras_dist_jax import arrays
+
+Values = list[list[Any]]
+
+# An environment variable: "always", "never", or "" to look at the memory.
+VARIABLE = "KERAS_DIST_EPOCH_COPY"
+# A copy may take this part of the host's free memory.
+_PART = 4
+
+
+def copied(values: Values, name: str) -> Values | None:
+    """Copies a model's state to the host; `None` if the copy is too large."""
+    size = sum(map(arrays.bytes_here, itertools.chain(*values)))
+    wish = os.environ.get(VARIABLE, "")
+    if wish not in ("", "always", "never"):
+        raise ValueError(
+            f"{VARIABLE} says whether `fit` keeps a copy of the state at the "
+            f"start of an epoch. Received: {wish!r}. Expected: 'always', "
+            "'never', or nothing, to keep it if there is memory."
+        )
+    free = None if wish else free_memory()
+    if wish == "never" or (free is not None and size > free // _PART):
+        _tell(name, size, free)
+        return None
+    return [arrays.to_host(group) for group in values]
+
+
+def lost(error: BaseException) -> None:
+    """Says in an error that there was no copy to go back to."""
+    error.add_note(
+        "`fit` kept no copy of the state at the start of the epoch, so the "
+        "variables have what the failed step left, or nothing. Load a "
+        f"checkpoint. With {VARIABLE}=always, `fit` keeps a copy in host "
+        "memory."
+    )
+
+
+def _tell(name: str, size: int, free: int | None) -> None:
+    if name in _told or free is None:  # the user has asked for it
+        return
+    _told.add(name)
+    sys.stderr.write(
+        f"keras_dist: `fit` keeps no copy of the state of '{name}', which "
+        f"takes {size / 1e9:.1f} GB, because {free / 1e9:.1f} GB of host "
+        "memory are free. If a step fails on the device, the state is lost. "
+        f"Keep checkpoints, or set {VARIABLE}=always.\n"
+    )
+
+
+# The names of models of which it was said.
+_told: set[str] = set()
+
+
+def free_memory() -> int | None:
+    """Returns the bytes that this process may take; `None` if not known."""
+    found = [_left_in_group(), _available()]
+    return min((each for each in found if each is not None), default=None)
+
+
+def _available() -> int | None:
+    for line in _lines("/proc/meminfo"):
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def _left_in_group(folder: str = "/sys/fs/cgroup") -> int | None:
+    """Returns what the limit of a container leaves."""
+    limit = _lines(f"{folder}/memory.max")
+    used = _lines(f"{folder}/memory.current")
+    if not limit or not used or limit[0] == "max":
+        return None
+    return max(0, int(limit[0]) - int(used[0]))
+
+
+def _lines(path: str) -> Sequence[str]:
+    try:
+        return pathlib.Path(path).read_text().splitlines()
+    except OSError:  # another system
+        return ()
