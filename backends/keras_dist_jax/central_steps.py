@@ -2,66 +2,75 @@
 
 import itertools
 import warnings
+from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Container
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
+import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
+from keras_dist_jax import jaxprs
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.central import CentralRunning
 from keras_dist_jax.central import Merge
 from keras_dist_jax.central import bring
 from keras_dist_jax.central import send
 from keras_dist_jax.gate import any_of
+from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import Programs
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.machine import COPIES
 from keras_dist_jax.machine import GRADIENTS
 from keras_dist_jax.machine import jit
-from keras_dist_jax.optimizer_calls import OptimizerCalls
-from keras_dist_jax.partition import Partition
-from keras_dist_jax.partition import Update
+from keras_dist_jax.postponed import Pending
+from keras_dist_jax.postponed import Postponed
+from keras_dist_jax.postponed import Update
 from keras_dist_jax.running import FitStep
 from keras_dist_jax.running import Values
-from keras_dist_jax.running import all_values
+from keras_dist_jax.running import groups_like
+from keras_dist_jax.running import like
 from keras_dist_jax.trainer import Trainer
 
 
 class Part:
-    """A compiled part of a step, which takes values of the state and others."""
+    """A compiled part of a step, which takes values of the state and others.
+
+    Args:
+        fn: Function of values of the state, by position, and of others, that
+            returns the outputs, new values, and values for other parts.
+        reads: Sequence of the positions that it takes.
+        new: Sequence of the positions whose new values it gives.
+        expendable: Positions whose values it may delete.
+        name: String, the program's name.
+        groups: Names of what it takes: of the state, and the others.
+        **shardings: Of `jax.jit`.
+    """
 
     def __init__(
         self,
-        program: Any,
+        fn: Callable[[Mapping[int, Any], Sequence[Any]], Any],
         reads: Sequence[int],
-        results: Sequence[int],
-        num_outputs: int,
+        new: Collection[int],
         expendable: Container[int],
         name: str,
         groups: tuple[str, str],
         **shardings: Any,
     ) -> None:
-        # Positions among the step's outputs of those that this part gives. Then
-        # positions in the state: of values that it replaces, of values that it
-        # may delete, and of other values that it takes. `groups` names those of
-        # the state that it takes, and the others.
-        self.outputs = [p for p in results if p < num_outputs]
-        self.new = new = [p - num_outputs for p in results if p >= num_outputs]
+        self.new = list(new)
         replaced = {p for p in new if p in expendable}
         self.donated = [p for p in reads if p in replaced]
         self.read = [p for p in reads if p not in replaced]
         order = [*self.donated, *self.read]
-        places = [order.index(p) for p in reads]
-        call, count = core.jaxpr_as_fun(program), len(self.outputs)
 
         def run(donated: Any, read: Any, others: Any) -> Any:
-            given = [*donated, *read]
-            found = call(*(given[p] for p in places), *others)
-            outputs, found = found[:count], found[count:]
-            return outputs, found[: len(new)], found[len(new) :]
+            given = dict(zip(order, [*donated, *read], strict=True))
+            return fn(given, others)
 
         def named(donated: Any, read: Any, others: Any) -> dict[str, Any]:
             return dict(zip(groups, ([donated, read], others), strict=True))
@@ -72,30 +81,34 @@ class Part:
 
 
 class UpdatePart(Part):
-    """An update after the gradients, on one device that keeps variables."""
+    """An update of variables after the gradients, on one device."""
 
     def __init__(
         self,
         update: Update,
+        positions: Collection[int],
         owners: Sequence[Any],
         primary: Any,
-        num_outputs: int,
     ) -> None:
-        super().__init__(
-            update.program,
-            update.state,
-            update.results,
-            num_outputs,
-            range(len(owners)),
-            "optimizer_update",
-            ("variables", GRADIENTS),
-        )
+        needed = update.needed(positions)
+        state = {i: p for i, p in update.state.items() if i in needed}
+        crossing = {i: p for i, p in update.crossing.items() if i in needed}
+
+        def run(values: Mapping[int, Any], handed: Sequence[Any]) -> Any:
+            given = {i: values[p] for i, p in state.items()}
+            given.update(zip(crossing, handed, strict=True))
+            return [], update.run(given, positions), []
+
+        reads = [*dict.fromkeys(state.values())]
+        name, groups = "optimizer_update", ("variables", GRADIENTS)
+        everything = range(len(owners))
+        super().__init__(run, reads, positions, everything, name, groups)
         # Positions of its inputs among the values that the first part hands on.
         # `visitors` are positions in the state of inputs on other devices.
-        self.crossing = update.crossing
-        homes = {owners[p] for p in self.new}
+        self.crossing = [*crossing.values()]
+        homes = {owners[p] for p in positions}
         self.device = homes.pop() if len(homes) == 1 else primary
-        self.visitors = [p for p in update.state if owners[p] != self.device]
+        self.visitors = [p for p in reads if owners[p] != self.device]
         self.is_elsewhere = bool(homes)  # it replaces values of several devices
 
 
@@ -109,12 +122,10 @@ class StepParts:
         updates: Sequence[UpdatePart],
         values: Sequence[Sequence[Any]],
         owners: Sequence[Any],
-        structure: Any,
     ) -> None:
         self._mesh = mesh
         self._first = first
         self._updates = updates
-        self._structure = structure
         places = [(g, i) for g, v in enumerate(values) for i in range(len(v))]
         self._places = places
         self._results = [[places[p] for p in each.new] for each in updates]
@@ -159,14 +170,6 @@ class StepParts:
             calls.append(map(run, (donated,), (read,), (taken,)))
         return calls, Merge(values, self._results, self._owners)
 
-    def outputs(self, first: Any, results: Sequence[Any]) -> Any:
-        """Returns the step's outputs, from the results of its programs."""
-        found = dict(zip(self._first.outputs, first[0], strict=True))
-        for update, (outputs, *_) in zip(self._updates, results, strict=True):
-            found.update(zip(update.outputs, outputs, strict=True))
-        leaves = [found[place] for place in range(len(found))]
-        return jax.tree.unflatten(self._structure, leaves)
-
 
 # The index of the optimizer's variables among the groups of a state.
 _OPTIMIZER = internals.STATE_GROUPS.index("optimizer_variables")
@@ -184,9 +187,10 @@ class CentralTrainer(Trainer):
 
 
 class CentralStep(FitStep):
-    """A training step that is split between two kinds of devices.
+    """A training step that leaves its updates to the devices of variables.
 
-    If its update can't be split exactly, the primary device runs all of it.
+    If it computes with what an update gives, the devices that compute run all
+    of it.
     """
 
     _running: CentralRunning
@@ -195,7 +199,8 @@ class CentralStep(FitStep):
         uncompiled = Programs(step, step)
         super().__init__(running, "train_step", uncompiled, uncompiled)
         self._fn = step
-        self._calls = OptimizerCalls()
+        self._postponed = Postponed()
+        self._is_whole = False
         self._programs: dict[Any, StepParts] = {}
         self._updates: dict[Any, UpdatePart] = {}
         self._token: Any = None
@@ -222,8 +227,7 @@ class CentralStep(FitStep):
             # deleted its inputs and before its results are kept.
             running.last.extend(zip(*calls, [merge], strict=True))
             running.newest()
-            outputs = program.outputs(first, running.last[-1][:-1])
-            return jax.tree.map(mesh.result, outputs)
+            return jax.tree.map(mesh.result, first[0])
 
     def _program(
         self,
@@ -247,29 +251,33 @@ class CentralStep(FitStep):
         self, values: Any, sharding: Any, data: Any, rows: int | None
     ) -> StepParts:
         running, mesh = self._running, self._running.layout
-        step = running.for_mesh(all_values(self._fn))
-
-        def on_rows(state: Any, data: Any) -> Any:
-            return step(state, mesh.unpad(data, rows))
-
         data = jax.tree.map(_shape_of, data)
-        with self._calls.replacing(internals.optimizers_of(running.model)):
-            closed, shapes = jax.make_jaxpr(on_rows, return_shape=True)(
-                values, data
-            )
-        partition = Partition(closed, sum(map(len, values)))
+        program, given, updates = self._split(values, data, rows)
         owners = running.devices_of_state()
         primary = running.homes.primary.devices[0]
-        self._check(partition, values)
-        # A new value can take the memory of the copy that was sent, unless the
-        # variable rests on a device that computes: there is no copy then.
-        away = {p for p, o in enumerate(owners) if o not in mesh.devices}
+        flat = list(itertools.chain(*values))
+        jaxpr = opened(program)
+        used = jaxprs.taken(jaxpr.eqns) | {*jaxprs.variables(jaxpr.outvars)}
+        reads = [p for p in range(len(flat)) if jaxpr.invars[p] in used]
+        self._check(reads, values)
+        call = jaxpr_as_fun(program)
+
+        def compute(state: Mapping[int, Any], batch: Sequence[Any]) -> Any:
+            taken = [
+                state[p] if p in state else jnp.zeros(v.shape, v.dtype)
+                for p, v in enumerate(flat)
+            ]
+            outputs, new, crossing = given.unflatten(call(*taken, *batch))
+            return outputs, [*new.values()], crossing
+
+        everything = given.unflatten(jaxpr.outvars)
         first = Part(
-            partition.first,
-            partition.reads,
-            partition.gives,
-            partition.num_outputs,
-            away,
+            compute,
+            reads,
+            [*everything[1]],
+            # A new value can take the memory of the copy that was sent, unless
+            # the variable rests on a device that computes, without a copy.
+            {p for p, o in enumerate(owners) if o not in mesh.devices},
             self._fn.__name__,
             (COPIES, "batch"),
             in_shardings=(mesh.whole, mesh.whole, sharding),
@@ -279,28 +287,79 @@ class CentralStep(FitStep):
                 mesh.whole,
             ),
         )
-        updates = []
-        for update in partition.updates(owners, primary):
-            # Several kinds of batch may share an update.
-            key = update.key, update.results
-            if update.key is None or key not in self._updates:
-                self._updates[key] = UpdatePart(
-                    update, owners, primary, partition.num_outputs
+        parts = []
+        for update in updates:
+            for positions in _by_owner(update, owners, flat):
+                # Several kinds of batch may share an update.
+                key = (
+                    id(update.program),
+                    *map(tuple, (update.state.items(), positions)),
+                    tuple(update.crossing.items()),
                 )
-            updates.append(self._updates[key])
-        structure = jax.tree.structure(shapes[0])
-        return StepParts(mesh, first, updates, values, owners, structure)
+                if key not in self._updates:
+                    part = UpdatePart(update, positions, owners, primary)
+                    self._updates[key] = part
+                parts.append(self._updates[key])
+        return StepParts(mesh, first, parts, values, owners)
 
-    def _check(self, partition: Partition, values: Any) -> None:
+    def _split(
+        self, values: Any, data: Any, rows: int | None
+    ) -> tuple[Any, Any, list[Update]]:
+        """Traces the step, without its updates if it can do without them.
+
+        Returns the program, the structure of what it gives, and the updates.
+        """
+        postponed = self._postponed
+        optimizers = internals.optimizers_of(self._running.model)
+        if not self._is_whole:
+            postponed.found = []
+            try:
+                with postponed.replacing(optimizers):
+                    return *self._traced(values, data, rows), postponed.found
+            except Exception:
+                # What came of a placeholder may be any error.
+                if not postponed.found:
+                    raise
+        postponed.found = []
+        found = self._traced(values, data, rows)
+        self._is_whole = True
+        return *found, []
+
+    def _traced(self, values: Any, data: Any, rows: int | None) -> Any:
+        mesh = self._running.layout
+
+        def step(state: Any, data: Any) -> Any:
+            outputs, new = self._fn(tuple(map(list, state)), data)
+            flat = list(itertools.chain(*state))
+            changed: dict[int, Any] = {}
+            crossing: list[Any] = []
+            pairs = zip(
+                itertools.chain(*groups_like(new, state)), flat, strict=True
+            )
+            for position, (value, before) in enumerate(pairs):
+                if isinstance(value, Pending) and value.shape == before.shape:
+                    value.update.results[position] = value.index
+                elif value is not before:
+                    changed[position] = like(value, before)
+            for update in self._postponed.found:
+                update.find(flat, crossing)
+            return outputs, changed, crossing
+
+        edited = self._running.for_mesh(step)
+        if rows is not None:
+            edited = mesh.uneven(edited)
+        program, shapes = jax.make_jaxpr(
+            lambda state, data: edited(state, mesh.unpad(data, rows)),
+            return_shape=True,
+        )(values, data)
+        return program, jax.tree.structure(shapes)
+
+    def _check(self, reads: Sequence[int], values: Any) -> None:
         """Warns once if an optimizer's variables have to be sent."""
         start = sum(map(len, values[:_OPTIMIZER]))
         stop = start + len(values[_OPTIMIZER])
         flat = list(itertools.chain(*values))
-        sent = [
-            position
-            for position in partition.reads
-            if start <= position < stop and flat[position].size > 1
-        ]
+        sent = [p for p in reads if start <= p < stop and flat[p].size > 1]
         if not sent or self._has_warned:
             return
         self._has_warned = True
@@ -314,6 +373,27 @@ class CentralStep(FitStep):
             "`jax.lax.cond` and similar functions.",
             stacklevel=2,
         )
+
+
+def _by_owner(
+    update: Update, owners: Sequence[Any], flat: Sequence[Any]
+) -> Iterator[tuple[int, ...]]:
+    """Yields the variables that an update is for, by device if that is exact.
+
+    It is exact if what is for one device takes only single numbers from
+    another, such as the count of steps.
+    """
+    groups: dict[Any, tuple[int, ...]] = {}
+    for position in update.results:
+        owner = owners[position]
+        groups[owner] = *groups.get(owner, ()), position
+    is_exact = all(
+        owners[update.state[i]] == owner or flat[update.state[i]].size <= 1
+        for owner, positions in groups.items()
+        for i in update.needed(positions)
+        if i in update.state
+    )
+    yield from groups.values() if is_exact else [tuple(update.results)]
 
 
 def _kind_of(array: Any) -> tuple[Any, ...]:

@@ -7,8 +7,6 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | `jax._src.interpreters.pxla.batched_device_put` | one call for all shards of |
 | | an array; public ways cost Python calls for each device |
 | `jax._src.array.ArrayImpl` | an array that JAX may move; public ways copy |
-| `jax.interpreters.partial_eval.dce_jaxpr` | the part of a program that some |
-| | of its results need |
 | `jax.extend.core.ClosedJaxpr` | a program with the values of its constants, |
 | | in JAX 0.10; later, each `Jaxpr` has them |
 | the parameters of a `scan`'s equation | what stays, is carried, or is cut |
@@ -35,7 +33,6 @@ from keras_dist_jax.machine import is_described
 
 _dispatch = private("jax._src.dispatch")
 _ArrayImpl = private("jax._src.array.ArrayImpl")
-_dce_jaxpr = private("jax.interpreters.partial_eval.dce_jaxpr")
 
 private("jax._src.dispatch.runtime_tokens.clear")
 private("jax.core.eval_jaxpr")
@@ -70,9 +67,14 @@ def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
     return [
         described(a, sharding)
         if is_described(a)
-        else from_shards(a.aval, sharding, [a] * count, devices)
+        else from_shards(_aval_of(a), sharding, [a] * count, devices)
         for a in arrays
     ]
+
+
+def _aval_of(array: Any) -> Any:
+    """Describes an array without the memory that it lies in."""
+    return jax.core.ShapedArray(array.shape, array.dtype, array.weak_type)
 
 
 def forget_effects() -> None:
@@ -121,14 +123,6 @@ def with_parts(program: Any, **parts: Any) -> Any:
     if _is_pair(program):
         return core.ClosedJaxpr(program.jaxpr.replace(**parts), program.consts)
     return program.replace(**parts)
-
-
-def needed_for(program: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
-    """Extracts a program's part for some results; tells what it takes."""
-    part, inputs = _dce_jaxpr(opened(program), outputs)
-    if _is_pair(program):
-        part = core.ClosedJaxpr(part, program.consts)
-    return part, list(inputs)
 
 
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:

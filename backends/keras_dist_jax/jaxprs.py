@@ -47,6 +47,11 @@ def variables(atoms: Sequence[Any]) -> list[Any]:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
 
 
+def taken(equations: Sequence[Any]) -> set[Any]:
+    """Returns the variables that equations take."""
+    return {v for equation in equations for v in variables(equation.invars)}
+
+
 def is_collective(equation: Any) -> bool:
     axes = equation.params.get("axes", equation.params.get("axis_name", ()))
     names = axes if isinstance(axes, (tuple, list)) else (axes,)
@@ -95,11 +100,12 @@ def has_checkpoint(program: Any) -> bool:
 
 
 def live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
-    """Returns the equations that results need, and those with callbacks."""
+    """Returns the equations that results need, and those with effects."""
     needed = set(variables(outvars))
     found = []
     for equation in reversed(equations):
-        if needed.intersection(equation.outvars) or calls_back(equation):
+        has_effects = equation.effects or calls_back(equation)
+        if has_effects or needed.intersection(equation.outvars):
             found.append(equation)
             needed.update(variables(equation.invars))
     return found[::-1]

@@ -322,7 +322,7 @@ def all_values(step: StepFn) -> StepFn:
     """Makes a step return a new value for each variable."""
 
     def of_group(new: list[Any], old: list[Any]) -> Any:
-        return [*map(_like, new, old)]
+        return [*map(like, new, old)]
 
     return _giving(step, of_group)
 
@@ -333,7 +333,7 @@ def changed_values(step: StepFn) -> StepFn:
 
     def of_group(new: list[Any], old: list[Any]) -> Any:
         pairs = enumerate(zip(new, old, strict=True))
-        return {i: _like(n, o) for i, (n, o) in pairs if n is not o}
+        return {i: like(n, o) for i, (n, o) in pairs if n is not o}
 
     return _giving(step, of_group)
 
@@ -341,14 +341,14 @@ def changed_values(step: StepFn) -> StepFn:
 def _giving(step: StepFn, of_group: Callable[..., Any]) -> StepFn:
     def run(values: Any, data: Any) -> tuple[Any, Any]:
         outputs, new = step(tuple(list(group) for group in values), data)
-        new = _groups_like(new, values)
+        new = groups_like(new, values)
         return outputs, [*map(of_group, new, values)]
 
     run.__name__ = step.__name__  # profiles show it
     return run
 
 
-def _groups_like(new: Any, old: Any) -> list[list[Any]]:
+def groups_like(new: Any, old: Any) -> list[list[Any]]:
     """Checks a new state's lengths, and converts its groups to lists."""
     groups = [list(group) for group in new]
     got, expected = [len(g) for g in groups], [len(g) for g in old]
@@ -362,7 +362,7 @@ def _groups_like(new: Any, old: Any) -> list[list[Any]]:
     return groups
 
 
-def _like(new: Any, old: Any) -> Any:
+def like(new: Any, old: Any) -> Any:
     """Casts `new` to the dtype of `old`, to avoid a second compilation."""
     if jnp.shape(new) != old.shape:
         raise ValueError(

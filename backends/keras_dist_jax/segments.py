@@ -238,12 +238,12 @@ class Segments:
         for var, part in self._gathered.items():
             held[var] = _Held(held[part].array)
         # What each part of the program takes from those before it.
-        later = set(variables([*each, *whole])) | _taken(self.rest)
+        later = set(variables([*each, *whole])) | jaxprs.taken(self.rest)
         needed = []
         for equations, update, _ in reversed(self.updates):
             later |= set(variables(update.invars))
             needed.append(set(later))
-            later |= _taken(equations)
+            later |= jaxprs.taken(equations)
         for equations, update, noted in self.updates:
             self._run(equations, held, needed.pop())
             held |= self._updated(update, noted, held)
@@ -319,7 +319,7 @@ class Segments:
         """Runs equations on each device; returns what `give` makes there."""
         equations = jaxprs.live(equations, results)
         made = {v for equation in equations for v in equation.outvars}
-        needed = _taken(equations) | set(variables(results))
+        needed = jaxprs.taken(equations) | set(variables(results))
         taken = [var for var in held if var in needed - made]
         part = with_parts(
             self._program,
@@ -341,7 +341,3 @@ class Segments:
         arrays = [each.array for each in inputs]
         own = [each.spec for each in inputs]
         return over_replicas(self._mesh, on_each_device, own, specs)(arrays)
-
-
-def _taken(equations: Sequence[Any]) -> set[Any]:
-    return {v for equation in equations for v in variables(equation.invars)}

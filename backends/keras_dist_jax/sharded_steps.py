@@ -24,8 +24,8 @@ from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.logical_axes import LogicalAxes
-from keras_dist_jax.optimizer_calls import Updates
 from keras_dist_jax.shards import Shards
+from keras_dist_jax.updates import Updates
 
 
 class _SlotCreation(threading.local):

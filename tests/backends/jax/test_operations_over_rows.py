@@ -18,6 +18,9 @@ STRATEGIES = {
     "4 replicas": lambda: keras_dist.MirroredStrategy(
         [f"cpu:{index}" for index in range(4)]
     ),
+    "central storage": lambda: keras_dist.CentralStorageStrategy(
+        ["cpu:0", "cpu:1"], "cpu:3"
+    ),
     "2 replicas of 2 devices": lambda: keras_dist.MirroredStrategy(
         [f"cpu:{index}" for index in range(4)], logical_devices=2
     ),
