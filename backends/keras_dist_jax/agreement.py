@@ -5,7 +5,6 @@ from typing import Any
 
 import keras
 from jax import lax
-from jax import numpy as jnp
 
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.keras_random import is_seed
@@ -45,14 +44,6 @@ def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:
         next(means) if differs else value
         for value, differs in zip(values, differ, strict=True)
     ]
-
-
-def given(
-    each: Sequence[Any], whole: list[Any], differ: Sequence[bool]
-) -> tuple[list[Any], list[Any]]:
-    """Returns what a region gives: each replica's own values, with an axis for
-    replicas, and values that all replicas share."""
-    return [jnp.asarray(x)[None] for x in each], averaged(whole, differ)
 
 
 class OwnList(list[Any]):

@@ -24,22 +24,38 @@ from keras_dist_jax import shards
 from keras_dist_jax.arguments import Argument
 from keras_dist_jax.arguments import held_arrays
 from keras_dist_jax.jax_internals import opened
+from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.jaxprs import differing
 from keras_dist_jax.joined import JoinedPerReplica
 from keras_dist_jax.layout import Layout
+from keras_dist_jax.part_updates import PartUpdates
 from keras_dist_jax.regions import Region
 from keras_dist_jax.regions import TracedCall
-from keras_dist_jax.segments import CUT
-from keras_dist_jax.segments import ON_EACH
-from keras_dist_jax.segments import RegionUpdates
-from keras_dist_jax.segments import Segments
-from keras_dist_jax.segments import over_replicas
+from keras_dist_jax.regions import TracedRunner
 from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.shards import Shards
 from keras_dist_jax.structure import ARRAY_TYPES
 from keras_dist_jax.structure import check_constant
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import is_split
+
+CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
+
+
+def over_replicas(
+    mesh: Mesh, fn: Callable[[list[Any]], Any], takes: Any, gives: Any
+) -> Callable[[list[Any]], Any]:
+    """Makes a function run for each replica, with its own arguments."""
+    # The compiler divides what is along the other axes of the mesh.
+    mapped: Callable[[list[Any]], Any] = jax.shard_map(
+        fn,
+        mesh=mesh,
+        in_specs=(takes,),
+        out_specs=gives,
+        axis_names={AXIS},
+        check_vma=False,
+    )
+    return mapped
 
 
 def run_region(
@@ -59,10 +75,9 @@ def run_region(
     arguments, held, leaves = held_arrays((tuple(args), dict(kwargs)), layout)
     known = [v for k, v in trace.variables.items() if k in trace.values]
     values = [trace.values[id(variable)] for variable in known]
-    updates = None
-    if sharding is not None and not trace.is_survey:
-        updates = RegionUpdates(sharding)
-    body = _Body(strategy, layout, trace, fn, arguments, held, known, updates)
+    if trace.is_survey:
+        sharding = None
+    body = _Body(strategy, layout, trace, fn, arguments, held, known, sharding)
     one = [leaf[0] for leaf in leaves] if scans else leaves
     traced = body.traced([*one, *values])
     if scans and not trace.is_survey:
@@ -95,7 +110,10 @@ class _ReplicaTrace:
     program: Any
     structure: Any
     outline: Any
+    # First variables of which each replica has a value, then those of which it
+    # has a part, as in `parts`, then those that replicas share.
     written: list[keras.Variable]
+    parts: list[Shards]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,33 +122,35 @@ class BodyTrace:
 
     mesh: Mesh
     specs: list[PartitionSpec]  # of its arguments: tensors, then variables
+    shards: list[Shards | None]  # of its arguments that replicas have parts of
     replica: _ReplicaTrace
-    is_mean: list[bool]  # for each variable that is no per-replica one
-    segments: Segments | None = None  # `None`: one region runs all of it
+    is_mean: list[bool]  # for each variable that replicas share
 
     def run(self, arguments: list[Any]) -> tuple[list[Any], list[Any]]:
         """Runs the function; returns results, and values of variables."""
-        if self.segments is not None:
-            atoms = opened(self.replica.program).outvars
-            each, whole = self.segments.run(
-                arguments, *self._divided(atoms), self.is_mean
-            )
-        else:
-            each, whole = over_replicas(
-                self.mesh, self._on_each_device, self.specs, (CUT, ON_EACH)
-            )(arguments)
-        count = len(each) + len(whole) - len(self.replica.written)
-        return each[:count], [*each[count:], *whole]
+        given = [
+            value if own is None else own.stored(value)
+            for value, own in zip(arguments, self.shards, strict=True)
+        ]
+        parts = self.replica.parts
+        each, divided, whole = over_replicas(
+            self.mesh,
+            self._on_each_device,
+            self.specs,
+            (CUT, [own.spec_in_regions for own in parts], ON_EACH),
+        )(given)
+        divided = [
+            own.whole(array) for own, array in zip(parts, divided, strict=True)
+        ]
+        count = len(each) + len(parts) + len(whole) - len(self.replica.written)
+        return each[:count], [*each[count:], *divided, *whole]
 
     def _on_each_device(self, arguments: list[Any]) -> Any:
         program = self.replica.program
         found = jax.core.eval_jaxpr(opened(program), program.consts, *arguments)
-        return agreement.given(*self._divided(found), self.is_mean)
-
-    def _divided(self, found: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Divides what the program gives: each replica's own, and shared."""
-        results, split, whole = self.replica.structure.unflatten(found)
-        return [*results, *split], whole
+        results, split, parts, whole = self.replica.structure.unflatten(found)
+        each = [jnp.asarray(value)[None] for value in (*results, *split)]
+        return each, parts, agreement.averaged(whole, self.is_mean)
 
     def scan(
         self,
@@ -166,24 +186,29 @@ class _Body:
     arguments: Any
     held: list[Argument]
     known: list[keras.Variable]
-    updates: RegionUpdates | None
+    sharding: Sharding | None
 
     def traced(self, arguments: list[Any]) -> BodyTrace:
         """Traces the function once, for all devices."""
         mesh = self.layout.whole.mesh
+        divided = [None] * len(self.held) + [*map(self._in_parts, self.known)]
         specs = [CUT if each.is_cut else ON_EACH for each in self.held]
-        for variable in self.known:
-            own = self._in_parts(variable)
-            cut = CUT if is_split(variable) else ON_EACH
-            specs.append(cut if own is None else own.spec_in_regions)
-
+        specs += [CUT if is_split(v) else ON_EACH for v in self.known]
+        specs = [
+            spec if own is None else own.spec_in_regions
+            for spec, own in zip(specs, divided, strict=True)
+        ]
+        given = [
+            value if own is None else own.stored(value)
+            for value, own in zip(arguments, divided, strict=True)
+        ]
         kept: list[_ReplicaTrace] = []
 
         def keep(arguments: list[Any]) -> tuple[()]:
             kept.append(self._replica(arguments))
             return ()
 
-        jax.eval_shape(over_replicas(mesh, keep, specs, ()), arguments)
+        jax.eval_shape(over_replicas(mesh, keep, specs, ()), given)
         (replica,) = kept
         # With one replica a worker, values are not per-replica ones, but they
         # still differ between workers.
@@ -195,14 +220,7 @@ class _Body:
         *_, whole_differs = replica.structure.unflatten(differ)
         whole = replica.written[len(replica.written) - len(whole_differs) :]
         is_mean = agreement.means_of(whole, whole_differs)
-        segments = None
-        if self.updates is not None:
-            parts = [False] * len(self.held)
-            parts += [bool(self._in_parts(v)) for v in self.known]
-            segments = self.updates.segments(
-                replica.program, mesh, specs, is_cut, parts
-            )
-        return BodyTrace(mesh, specs, replica, is_mean, segments)
+        return BodyTrace(mesh, specs, divided, replica, is_mean)
 
     def _replica(self, arguments: list[Any]) -> _ReplicaTrace:
         leaves = arguments[: len(self.held)]
@@ -212,9 +230,8 @@ class _Body:
         def replica(leaves: list[Any], values: list[Any]) -> Any:
             whole, parts = {}, {}
             for variable, value in zip(self.known, values, strict=True):
-                own = self._in_parts(variable)
-                if own is not None:
-                    parts[id(variable)] = own, value
+                if self._in_parts(variable) is not None:
+                    parts[id(variable)] = value
                 else:
                     is_own = is_split(variable)
                     whole[id(variable)] = value[0] if is_own else value
@@ -223,35 +240,51 @@ class _Body:
                 self.layout,
                 self.trace,
                 whole,
-                self.updates,
                 parts,
+                self._runner,
             )
             outline, results = self._called(region, leaves)
-            written = list(region.written.values())
-            written.sort(key=is_split, reverse=True)
-            kept[:] = outline, written
-            count = sum(map(is_split, written))
-            values = [
-                # Other dtypes would need traces of their own.
-                lax.convert_element_type(region.values[id(v)], v.dtype)
-                for v in written
+            groups: list[list[keras.Variable]] = [[], [], []]
+            for variable in region.written.values():
+                is_part = id(variable) in region.parts
+                groups[0 if is_split(variable) else 1 if is_part else 2].append(
+                    variable
+                )
+            kept[:] = outline, groups
+            split, divided, shared = groups
+            # Other dtypes would need traces of their own.
+            return results, *[
+                [lax.convert_element_type(of[id(v)], v.dtype) for v in group]
+                for of, group in (
+                    (region.values, split),
+                    (region.parts, divided),
+                    (region.values, shared),
+                )
             ]
-            return results, values[:count], values[count:]
 
         program, shapes = jax.make_jaxpr(replica, return_shape=True)(
             leaves, values
         )
-        outline, written = kept
+        outline, groups = kept
         return _ReplicaTrace(
-            program, jax.tree.structure(shapes), outline, written
+            program,
+            jax.tree.structure(shapes),
+            outline,
+            [variable for group in groups for variable in group],
+            [*map(shards.shards_of, groups[1])],
         )
 
+    def _runner(self, region: Region) -> TracedRunner:
+        if self.sharding is None:
+            return TracedRunner(region)
+        return PartUpdates(region, self.sharding)
+
     def _in_parts(self, variable: keras.Variable) -> Shards | None:
-        """Returns how a region gathers a variable; `None` if it has it all."""
-        if self.updates is None or not shards.is_sharded(variable):
+        """Returns how replicas divide a variable; `None` if each has it all."""
+        if self.sharding is None or not shards.is_sharded(variable):
             return None
         own = shards.shards_of(variable)
-        return None if own.spec_in_regions is None else own
+        return own if own.is_over_replicas else None
 
     def _divisible(self) -> Callable[..., Any]:
         """Returns the function, with operations that logical devices divide."""
@@ -284,7 +317,7 @@ class _Body:
             return RESULT
 
         noting = contextlib.nullcontext()
-        if self.updates is not None:
+        if self.sharding is not None:
             noting = scans.noting()
         with noting, region.current(), TracedCall(region) as call:
             outline = map_nest(keep, self._divisible()(*args, **kwargs))

@@ -62,8 +62,8 @@ class Region:
         layout: Layout,
         trace: Trace,
         values: Mapping[int, Any],
-        updates: Any = None,
-        parts: Mapping[int, tuple[shards.Shards, Any]] | None = None,
+        parts: Mapping[int, Any],
+        runner: Callable[["Region"], "TracedRunner"],
     ) -> None:
         self.strategy = strategy
         self.layout = layout
@@ -71,12 +71,11 @@ class Region:
         self.count = layout.num_replicas
         self.index = lax.axis_index(AXIS)
         self.values = dict(values)
-        # By id: how a variable is divided, and this replica's part.
-        self._parts = dict(parts or {})
+        # By id of a sharded variable: this replica's part.
+        self.parts = dict(parts)
         self.written: dict[int, keras.Variable] = {}
         self.scope = RegionScope(self)
-        # The `RegionUpdates` of variables in parts, or `None`.
-        self.updates = updates
+        self.runner = runner(self)
         self.branches = trace.branches
         # By the id of the first component of a gathered value: all components,
         # and this replica's own.
@@ -95,8 +94,8 @@ class Region:
         """Returns a variable's value on the replica, or `None` without one."""
         check_owner(variable, self.strategy)
         key = id(variable)
-        if key not in self.values and key in self._parts:
-            own, part = self._parts[key]
+        if key not in self.values and key in self.parts:
+            own, part = shards.shards_of(variable), self.parts[key]
             self.trace.variables[key] = variable
             if scans.gathers_again():
                 return own.gathered(part)
@@ -122,12 +121,18 @@ class Region:
 
     def is_in_parts(self, variable: keras.Variable) -> bool:
         """Tells whether a read gathers the parts of all replicas."""
-        key = id(variable)
-        return key in self._parts and key not in self.written
+        return id(variable) in self.parts
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         check_owner(variable, self.strategy)
+        self.parts.pop(id(variable), None)
         self.values[id(variable)] = value
+        self.written[id(variable)] = variable
+
+    def write_part(self, variable: keras.Variable, part: Any) -> None:
+        """Replaces this replica's part of a sharded variable."""
+        self.parts[id(variable)] = part
+        self.values.pop(id(variable), None)
         self.written[id(variable)] = variable
 
     def everyone(self, nest: Any) -> list[Any]:
@@ -318,10 +323,7 @@ class TracedCall(ReplicaCall):
 
     def __init__(self, region: Region) -> None:
         strategy: Any = region.strategy
-        runner = TracedRunner(region)
-        if region.updates is not None:
-            runner = region.updates.runner(region)
-        super().__init__(TracedReplica(region), runner, strategy)
+        super().__init__(TracedReplica(region), region.runner, strategy)
         self._region = region
         self.writes = OwnWrites()
 

@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import keras
 
+from keras_dist.core.context import refusing_variables
 from keras_dist.core.context import replaced
 from keras_dist.core.plan import Plan
 from keras_dist.replica.adoption import adopt_slot
 from keras_dist.replica.scopes import Recording
+from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist.sharding.sharded_optimizer import check_variables
 from keras_dist.sharding.supported import check_optimizer
 from keras_dist.sharding.supported import inner_of
@@ -24,8 +26,12 @@ from keras_dist_jax import shards
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import StepFn
 from keras_dist_jax.logical_axes import LogicalAxes
+from keras_dist_jax.shards import RegionPart
 from keras_dist_jax.shards import Shards
 from keras_dist_jax.updates import Updates
+
+# The attribute of an optimizer with the one of its parts, and its `Sharding`.
+_SHARDED = "_keras_dist_sharded"
 
 
 class _SlotCreation(threading.local):
@@ -107,6 +113,35 @@ class Sharding:
         if shards.is_sharded(variable):
             return shards.shards_of(variable)
         return None
+
+    def sharded(self, optimizer: Any) -> ShardedOptimizer[RegionPart]:
+        """Returns the optimizer of the parts that a region updates."""
+        found = vars(optimizer).get(_SHARDED)
+        if (
+            found is None
+            or found[0] is not self
+            or not found[1].is_of(optimizer)
+        ):
+            made: list[Any] = []
+
+            def make() -> None:
+                made.append(ShardedOptimizer(optimizer, self._division))
+
+            # Of the variables that it makes, only shapes and names are used.
+            with refusing_variables(None):
+                jax.eval_shape(make)
+            found = vars(optimizer)[_SHARDED] = self, made[0]
+        sharded: ShardedOptimizer[RegionPart] = found[1]
+        return sharded
+
+    def _division(self, variable: keras.Variable) -> RegionPart:
+        own, shape = self.update_shards(variable), tuple(variable.shape)
+        is_over_replicas = own is not None and own.is_over_replicas
+        return (
+            own.in_region
+            if own and is_over_replicas
+            else RegionPart(shape, shape)
+        )
 
     def step(
         self, model: keras.Model, step: StepFn, groups: Sequence[str]

@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import keras
@@ -28,6 +29,14 @@ _SHARDS = "_keras_dist_shards"
 _SLOT = "_keras_dist_is_slot"
 # With fewer elements, a variable is not worth a collective.
 LEAST_ELEMENTS = 1024
+
+
+class RegionPart(NamedTuple):
+    """The shape of a variable, and of the part that a replica has."""
+
+    shape: tuple[int, ...]
+    part_shape: tuple[int, ...]
+    shards: "Shards | None" = None
 
 
 class Shards:
@@ -81,6 +90,12 @@ class Shards:
             stored[self._axis] = parts[self._axis] * count
         self.part_shape, self._stored_shape = tuple(parts), tuple(stored)
         self.sharding = NamedSharding(mesh, PartitionSpec(*spec))
+        # Whether replicas have parts, and the part that a replica has in a
+        # region, where the compiler divides the other axes.
+        self.is_over_replicas = self._axis is not None
+        if self._axis is not None:
+            stored[self._axis] //= count
+        self.in_region = RegionPart(self.shape, tuple(stored), self)
 
     def stored(self, value: Any) -> Any:
         """Converts a whole value to the array's shape."""
@@ -93,8 +108,11 @@ class Shards:
 
     def whole(self, array: Any) -> Any:
         """Converts an array, traced or of the host, to the whole value."""
+        return self.constrained(self._cut(array))
+
+    def _cut(self, array: Any) -> Any:
         own = tuple(slice(size) for size in self.shape or (1,))
-        return self.constrained(array[own].reshape(self.shape))
+        return array[own].reshape(self.shape)
 
     def constrained(self, value: Any) -> Any:
         """Shards a traced whole value; a scalar is left as it is."""
@@ -103,16 +121,31 @@ class Shards:
         return jax.lax.with_sharding_constraint(value, self.sharding)
 
     @property
-    def spec_in_regions(self) -> PartitionSpec | None:
-        """The spec by which a region takes parts; `None` if it takes all."""
-        if self._axis is None or self._stored_shape != self.shape:
-            return None
+    def spec_in_regions(self) -> PartitionSpec:
+        """The spec by which a region takes and gives the parts of replicas."""
+        assert self._axis is not None
         return PartitionSpec(*[None] * self._axis, AXIS)
 
     def gathered(self, part: Any) -> Any:
         """Gathers the parts that replicas have in a region."""
         assert self._axis is not None
-        return jax.lax.all_gather(part, AXIS, axis=self._axis, tiled=True)
+        array = jax.lax.all_gather(part, AXIS, axis=self._axis, tiled=True)
+        return self._cut(array)
+
+    def scattered(self, value: Any) -> Any:
+        """Sums replicas' own whole values in a region; returns a part."""
+        return jax.lax.psum_scatter(
+            self.stored(value), AXIS, scatter_dimension=self._axis, tiled=True
+        )
+
+    def own_part(self, value: Any) -> Any:
+        """Returns a replica's part of a whole value in a region."""
+        assert self._axis is not None
+        size = self.in_region.part_shape[self._axis]
+        start = jax.lax.axis_index(AXIS) * size
+        return jax.lax.dynamic_slice_in_dim(
+            self.stored(value), start, size, self._axis
+        )
 
     def of_slices(self) -> "Shards | None":
         """Returns the shards of slices along the first axis, `None` if a slice

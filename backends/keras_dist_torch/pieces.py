@@ -141,7 +141,9 @@ PartsOfAll = list[list[Any]]
 class OptimizerParts(ABC):
     """This worker's parts of one optimizer's variables, which it makes."""
 
-    def __init__(self, sharded: ShardedOptimizer, places: PartPlaces) -> None:
+    def __init__(
+        self, sharded: ShardedOptimizer[Parts], places: PartPlaces
+    ) -> None:
         self.sharded = sharded
         self.places = places
         self.sizes = [parts.size for parts in sharded.parts]
@@ -267,7 +269,9 @@ class LocalParts(OptimizerParts):
 class WorkerParts(OptimizerParts):
     """Exchange between workers: a reduce-scatter and an all-gather by dtype."""
 
-    def __init__(self, sharded: ShardedOptimizer, places: PartPlaces) -> None:
+    def __init__(
+        self, sharded: ShardedOptimizer[Parts], places: PartPlaces
+    ) -> None:
         super().__init__(sharded, places)
         count = len(self.sizes)
         self._dtypes = [self.flat(i).dtype for i in range(count)]

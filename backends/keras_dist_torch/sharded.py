@@ -23,6 +23,7 @@ from keras_dist.plugin.home import ShardedHome
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.state import current_replica
+from keras_dist.sharding.sharded_optimizer import Parts
 from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.one_device import keras_device
@@ -211,11 +212,11 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         for index, is_present in enumerate(present):
             variable = sharded.trainable_variables[index]
             if is_present and variable.constraint is not None:
-                variable.assign(variable.constraint(variable))
+                variable.assign(sharded.constrained(variable, totals))
 
     def _totals(
         self,
-        sharded: ShardedOptimizer,
+        sharded: ShardedOptimizer[Parts],
         states: Sequence[Sequence[Any]],
         sums: Sequence[Sequence[Any]],
     ) -> list[torch.Tensor]:
@@ -237,7 +238,10 @@ class TorchShardedExecutor(TorchReplicaExecutor, UpdatesParts, KeepsParts):
         if parts is None or not parts.is_of(optimizer, self._places):
             # Of the variables that it makes, only shapes and names are used.
             with keras.device("meta"):
-                sharded = ShardedOptimizer(optimizer, self.plan.num_replicas)
+                sharded = ShardedOptimizer(
+                    optimizer,
+                    lambda v: Parts(tuple(v.shape), self.plan.num_replicas),
+                )
             kind = LocalParts if self.workers is None else WorkerParts
             parts = kind(sharded, self._places)
             vars(optimizer)[_PARTS] = parts

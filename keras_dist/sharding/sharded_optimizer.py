@@ -2,9 +2,14 @@
 need more than one element are first summed over all parts."""
 
 import math
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from typing import Generic
+from typing import Protocol
+from typing import TypeVar
 
 import keras
 from keras import ops
@@ -19,6 +24,7 @@ from keras_dist.sharding.supported import inner_of
 from keras_dist.sharding.supported import settings_of
 
 _ACCUMULATOR = "gradient_accumulator"
+DivisionT = TypeVar("DivisionT", bound="Division")
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,18 @@ class OptimizerSlot:
     name: str  # of this kind of slot
 
 
+class Division(Protocol):
+    """How a tensor is divided into parts."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor."""
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        """The shape of each part."""
+
+
 class Parts:
     """The division of a flattened, zero-padded tensor into equal parts."""
 
@@ -37,6 +55,7 @@ class Parts:
         self.num_parts = num_parts
         self.num_elements = math.prod(self.shape)
         self.size = -(-self.num_elements // num_parts)
+        self.part_shape = (self.size,)
 
     def split(self, tensor: Any) -> Any:
         """Divides a tensor of `shape` into one of shape `(num_parts, size)`."""
@@ -52,19 +71,21 @@ class Parts:
         return ops.reshape(flat[: self.num_elements], self.shape)
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(Generic[DivisionT]):
     """One optimizer's update of one part of each of its variables. A copy of
-    the optimizer, made for flat parts, gets all values with each update."""
+    the optimizer, made for parts, gets all values with each update."""
 
     def __init__(
-        self, optimizer: keras.optimizers.Optimizer, num_parts: int
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        divide: Callable[[keras.Variable], DivisionT],
     ) -> None:
         check_optimizer(optimizer)
         trained = keras_optimizers.trainable_variables(optimizer)
         check_variables(trained)
         self.optimizer = optimizer
         self.trainable_variables = trained
-        self.parts = [Parts(tuple(v.shape), num_parts) for v in trained]
+        self.parts = [divide(variable) for variable in trained]
         # Sums over all parts of `amounts`, during an update.
         self._totals: Sequence[Any] = ()
         self._scales_loss = isinstance(
@@ -73,7 +94,7 @@ class ShardedOptimizer:
         own = inner_of(optimizer)
         # What is made here belongs to no strategy.
         with opened(None), context.in_replica(None):
-            flat = list(map(_flat_like, trained, self.parts))
+            own_parts = list(map(_part_like, trained, self.parts))
             self._inner = _another(own)
             self._copy = self._inner
             if self._scales_loss:
@@ -83,7 +104,7 @@ class ShardedOptimizer:
                     optimizer.dynamic_growth_steps,
                     name=optimizer.name,
                 )
-            made = self._build(flat)
+            made = self._build(own_parts)
         # Variables of the optimizer that are not in its own `variables`.
         self._left_out = self._track_left_out(own)
         self.variables = [*optimizer.variables, *self._left_out]
@@ -98,14 +119,15 @@ class ShardedOptimizer:
         if self._scales_loss:
             vars(self._copy)["check_finite"] = self._is_finite
             self._position_of_scale = positions[id(self._copy.dynamic_scale)]
-        whole = {id(f): v for f, v in zip(flat, trained, strict=True)}
+        pairs = zip(own_parts, trained, strict=True)
+        whole = {id(part): variable for part, variable in pairs}
         keras_optimizers.update_with(
             self._inner,
             self._clip,
             lambda v: keras_optimizers.uses_weight_decay(own, whole[id(v)]),
         )
-        self._flat = flat
-        for variable in [*flat, *self._copy.variables]:
+        self._own_parts = own_parts
+        for variable in [*own_parts, *self._copy.variables]:
             keras_internals.set_value(variable, None)
 
     def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
@@ -120,8 +142,8 @@ class ShardedOptimizer:
         """Returns whether `variables[position]` is in parts."""
         return position in self._slots
 
-    def parts_of(self, position: int) -> Parts:
-        """Returns the `Parts` of a slot's position, those of its variable."""
+    def parts_of(self, position: int) -> DivisionT:
+        """Returns how a slot is divided, which is as its variable is."""
         return self.parts[self._slots[position].index]
 
     def aligned(
@@ -151,9 +173,13 @@ class ShardedOptimizer:
         return found
 
     def amounts(
-        self, optimizer_values: Sequence[Any], gradients: Sequence[Any]
+        self,
+        optimizer_values: Sequence[Any],
+        gradients: Sequence[Any],
+        counted: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Returns float32 scalars of one part, to sum over all parts."""
+        """Returns float32 scalars of one part, to sum over all parts; `counted`
+        says of each gradient that there is whether it counts in this sum."""
         self._follow()
         amounts = []
         if self._scales_loss:
@@ -170,6 +196,11 @@ class ShardedOptimizer:
             _sum_of(ops.square(ops.cast(g, "float32")))
             for g in self._unscaled(optimizer_values, gradients)
         ]
+        if counted is not None:
+            squares = [
+                ops.where(counts, square, 0.0)
+                for square, counts in zip(squares, counted, strict=True)
+            ]
         if not _is_on(inner.clipnorm):
             squares = [ops.sum(ops.stack(squares))]
         return amounts + squares
@@ -183,18 +214,59 @@ class ShardedOptimizer:
     ) -> None:
         """Updates one part of `variables` and of the trainable ones, given the
         sums of `amounts` over all parts, by writing into these tensors."""
-        self._follow()
-        self._totals = totals
-        variables = [*self._copy.variables, *self._flat]
+        variables = [*self._copy.variables, *self._own_parts]
         tensors = [*optimizer_values, *parameters]
         try:
             for variable, tensor in zip(variables, tensors, strict=True):
                 keras_internals.set_value(variable, tensor)
-            self._copy.apply(list(gradients), self._flat)
+            self._apply(gradients, totals)
         finally:
-            self._totals = ()
             for variable in variables:
                 keras_internals.set_value(variable, None)
+
+    def updated(
+        self,
+        optimizer_values: Sequence[Any],
+        gradients: Sequence[Any],
+        parameters: Sequence[Any],
+        totals: Sequence[Any],
+        record: Callable[[Iterable[tuple[keras.Variable, Any]]], Any],
+    ) -> list[Any]:
+        """Returns the new values of one part of `variables`, then of the
+        trainable ones; those that do not change are the given ones. `record`
+        makes a scope of values that notes what is `written` in it."""
+        variables = [*self._copy.variables, *self._own_parts]
+        tensors = [*optimizer_values, *parameters]
+        with (
+            context.in_replica(None),
+            record(zip(variables, tensors, strict=True)) as recording,
+        ):
+            self._apply(gradients, totals)
+        written = {id(variable): new for variable, new in recording.written}
+        pairs = zip(variables, tensors, strict=True)
+        return [written.get(id(each), tensor) for each, tensor in pairs]
+
+    def constrained(
+        self, variable: keras.Variable, totals: Sequence[Any]
+    ) -> Any:
+        """Returns an updated variable's value under its constraint, or as it is
+        if the loss was scaled too far, and there was no update."""
+        value = variable.constraint(variable.value)
+        if self._scales_loss:
+            is_finite = self._all_finite(totals)
+            value = ops.where(is_finite, value, variable.value)
+        return value
+
+    def _apply(self, gradients: Sequence[Any], totals: Sequence[Any]) -> None:
+        self._follow()
+        self._totals = totals
+        try:
+            pairs = [*zip(gradients, self._own_parts, strict=True)]
+            present = [pair for pair in pairs if pair[0] is not None]
+            if present:
+                self._copy.apply(*map(list, zip(*present, strict=True)))
+        finally:
+            self._totals = ()
 
     def _follow(self) -> None:
         """Copies settings of the optimizer that may have changed."""
@@ -211,10 +283,10 @@ class ShardedOptimizer:
                 keras_optimizers.set_learning_rate_of(ours, rate)
 
     def _build(
-        self, flat: list[keras.Variable]
+        self, own_parts: list[keras.Variable]
     ) -> list[tuple[keras.Variable, OptimizerSlot]]:
         """Builds the copy, and returns its slots."""
-        places = {id(variable): i for i, variable in enumerate(flat)}
+        places = {id(variable): i for i, variable in enumerate(own_parts)}
         made: list[tuple[keras.Variable, OptimizerSlot]] = []
         original = self._inner.add_variable_from_reference
 
@@ -228,7 +300,7 @@ class ShardedOptimizer:
 
         vars(self._inner)["add_variable_from_reference"] = add
         try:
-            self._copy.build(flat)
+            self._copy.build(own_parts)
         finally:
             del vars(self._inner)["add_variable_from_reference"]
         return made
@@ -312,7 +384,10 @@ class ShardedOptimizer:
         return gradients
 
     def _is_finite(self, gradients: list[Any]) -> Any:
-        return ops.equal(self._totals[0], 0.0)
+        return self._all_finite(self._totals)
+
+    def _all_finite(self, totals: Sequence[Any]) -> Any:
+        return ops.equal(totals[0], 0.0)
 
 
 def _another(optimizer: Any) -> Any:
@@ -329,15 +404,15 @@ def _another(optimizer: Any) -> Any:
     return type(optimizer).from_config({**config, "learning_rate": own})
 
 
-def _flat_like(variable: keras.Variable, parts: Parts) -> keras.Variable:
-    flat = keras.Variable(
-        shape=(parts.size,),
+def _part_like(variable: keras.Variable, parts: Division) -> keras.Variable:
+    part = keras.Variable(
+        shape=parts.part_shape,
         initializer="zeros",
         dtype=variable.dtype,
         name=variable.name,
     )
-    keras_internals.name_like(flat, variable)
-    return flat
+    keras_internals.name_like(part, variable)
+    return part
 
 
 def _is_on(limit: float | None) -> bool:

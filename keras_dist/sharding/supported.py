@@ -40,18 +40,9 @@ def check_optimizer(optimizer: Any) -> None:
     the declaration `is_elementwise` of a user's own."""
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         optimizer = optimizer.inner_optimizer
-    cls = type(optimizer)
-    has_own_apply = overrides(cls, "apply")
-    if getattr(cls, DECLARATION, False) is True and not has_own_apply:
+    reason, cls = _reason_against(optimizer), type(optimizer)
+    if reason is None:
         return
-    own = is_of_keras(cls)
-    if own and cls.__name__ in _ELEMENTWISE:
-        return
-    reason = "it does not declare that its update is elementwise"
-    if has_own_apply:
-        reason = "it overrides `apply`, which may need whole gradients"
-    if own:
-        reason = _REASONS.get(cls.__name__, reason)
     raise UnsupportedModelError(
         "With optimizer_state='sharded', each replica updates its part of "
         "each variable, so an optimizer has to work on each element alone. "
@@ -60,6 +51,25 @@ def check_optimizer(optimizer: Any) -> None:
         f"your own that declares `{DECLARATION} = True`. Use one of these, or "
         "optimizer_state='mirrored'."
     )
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Tells whether an optimizer can update a part of a variable alone."""
+    return _reason_against(inner_of(optimizer)) is None
+
+
+def _reason_against(optimizer: Any) -> str | None:
+    cls = type(optimizer)
+    has_own_apply = overrides(cls, "apply")
+    if getattr(cls, DECLARATION, False) is True and not has_own_apply:
+        return None
+    own = is_of_keras(cls)
+    if own and cls.__name__ in _ELEMENTWISE:
+        return None
+    reason = "it does not declare that its update is elementwise"
+    if has_own_apply:
+        reason = "it overrides `apply`, which may need whole gradients"
+    return _REASONS.get(cls.__name__, reason) if own else reason
 
 
 # Attributes that look like settings and are none.

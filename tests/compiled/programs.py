@@ -228,10 +228,12 @@ def described(layout, shape, dtype):
     return JoinedPerReplica(array, False, layout)
 
 
-def is_as_keras_traces_it(target, rows):
+def is_as_keras_traces_it(target):
     """Whether a step of `fit` is what JAX lowers Keras' own step to."""
-    with get_backend().on_target(target):
-        strategy = keras_dist.MirroredStrategy()
+    with get_backend().on_target(target) as workers:
+        kind = "multi-worker" if len(workers) > 1 else "mirrored"
+        strategy = strategy_of(choice_on(target, workers, kind, None), target)
+        rows = ROWS * strategy.num_replicas_in_sync
         layout = strategy.executor.layout
         with without_values(), strategy.scope():
             made = model()
@@ -247,7 +249,10 @@ def is_as_keras_traces_it(target, rows):
                 stateless(made, "train_step"),
                 donate_argnums=0,
                 in_shardings=(layout.whole, layout.cut),
-                out_shardings=(None, layout.whole),
+                out_shardings=(
+                    layout.whole if layout.is_wide else None,
+                    layout.whole,
+                ),
             )
             expected = step.trace(state, batch).lower().as_text()
             found = noted.traced.lower().as_text()
@@ -258,11 +263,9 @@ def is_as_keras_traces_it(target, rows):
 def main(name):
     """Prints the programs of one target."""
     target = read_target(name)
-    is_own = None
+    is_own = is_as_keras_traces_it(target)
     with get_backend().on_target(target) as workers:
         count = sum(workers)
-    if len(workers) == 1:
-        is_own = is_as_keras_traces_it(target, ROWS * count)
     known = ON_HOSTS if len(workers) > 1 else ON_ONE_HOST
     found = {}
     for kind, (strategy, split) in known.items():

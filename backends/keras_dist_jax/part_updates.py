@@ -1,0 +1,104 @@
+"""Updates in a replica function by which each replica updates its parts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+
+from keras_dist.internals.keras_optimizers import with_gradients
+from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.replica.scopes import Recording
+from keras_dist.sharding.supported import is_elementwise
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.jaxprs import AXIS
+from keras_dist_jax.regions import Region
+from keras_dist_jax.regions import TracedRunner
+from keras_dist_jax.sharded_steps import Sharding
+from keras_dist_jax.shards import Shards
+
+
+class PartUpdates(TracedRunner, UpdatesParts):
+    """The runner of a region whose optimizers update variables in parts."""
+
+    def __init__(self, region: Region, sharding: Sharding) -> None:
+        super().__init__(region)
+        self._sharding = sharding
+
+    def update_parts(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        trained = internals.trained_by(optimizer, variables)
+        own, trained = with_gradients(optimizer, gradients[0], trained)
+        if not is_elementwise(optimizer):
+            optimizer.apply(self.summed(own), trained)
+            return
+        sharded = self._sharding.sharded(optimizer)
+        shards = [part.shards for part in sharded.parts]
+        summed = self._scattered(sharded.aligned(own, trained), shards)
+        state = [
+            (v, sharded.parts_of(i).shards if sharded.is_sharded(i) else None)
+            for i, v in enumerate(sharded.variables)
+        ]
+        count = len(state)
+        state += zip(sharded.trainable_variables, shards, strict=True)
+        values = [self._part(variable, each) for variable, each in state]
+        is_first = self._region.index == 0
+        # What each replica has whole counts once.
+        counted = [
+            True if each is not None else is_first
+            for each, gradient in zip(shards, summed, strict=True)
+            if gradient is not None
+        ]
+        totals = sharded.amounts(values[:count], summed, counted)
+        if totals:
+            totals = jax.lax.psum(totals, AXIS)
+        new = sharded.updated(
+            values[:count], summed, values[count:], totals, Recording
+        )
+        for (variable, each), before, value in zip(
+            state, values, new, strict=True
+        ):
+            if value is not before:
+                self._keep(variable, each, value)
+        for variable in trained:
+            if variable.constraint is not None:
+                value = sharded.constrained(variable, totals)
+                self._region.write(variable, value)
+
+    def _scattered(
+        self, gradients: Sequence[Any], shards: Sequence[Shards | None]
+    ) -> list[Any]:
+        """Sums gradients over replicas, each where it is used."""
+        pairs = [*zip(gradients, shards, strict=True)]
+        whole = iter(self.summed([g for g, own in pairs if own is None]))
+        return [
+            next(whole)
+            if own is None
+            else gradient
+            if gradient is None
+            else own.scattered(self._region.traced(gradient))
+            for gradient, own in pairs
+        ]
+
+    def _part(self, variable: keras.Variable, own: Shards | None) -> Any:
+        """Returns what this replica updates of a variable."""
+        if own is None:
+            return self._region.read(variable)
+        if id(variable) in self._region.parts:
+            return self._region.parts[id(variable)]
+        return own.own_part(self._region.read(variable))
+
+    def _keep(
+        self, variable: keras.Variable, own: Shards | None, value: Any
+    ) -> None:
+        if own is None:
+            self._region.write(variable, value)
+        elif id(variable) in self._region.parts:
+            self._region.write_part(variable, value)
+        else:
+            self._region.write(variable, own.gathered(value))
