@@ -295,6 +295,7 @@ class CentralStep(FitStep):
                     id(update.program),
                     *map(tuple, (update.state.items(), positions)),
                     tuple(update.crossing.items()),
+                    *map(id, update.constants()),
                 )
                 if key not in self._updates:
                     part = UpdatePart(update, positions, owners, primary)
@@ -393,6 +394,8 @@ def _by_owner(
         for i in update.needed(positions)
         if i in update.state
     )
+    # What calls back runs once.
+    is_exact = is_exact and not jaxprs.has_callbacks(update.program)
     yield from groups.values() if is_exact else [tuple(update.results)]
 
 

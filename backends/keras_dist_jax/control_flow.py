@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -284,24 +283,22 @@ def _value(below: Any, variable: keras.Variable) -> Any:
 
 
 def summed_by(
-    replica: _Summing, what: str, add: Callable[[_Summing, Any], Any]
+    replica: Callable[[], _Summing],
+    what: str,
+    add: Callable[[_Summing, Any], Any],
 ) -> Any:
-    """Makes a sum over replicas differentiable: its gradient is one, too."""
-    # JAX keeps traced functions, and must not keep what the replica has.
-    kept = weakref.ref(replica)
+    """Makes a sum over replicas differentiable: its gradient is one, too.
 
-    def alive() -> _Summing:
-        replica = kept()
-        assert replica is not None
-        return replica
-
-    summed = jax.custom_vjp(lambda value: add(alive(), value))
+    `replica` returns the one that sums: JAX keeps traced functions, and may use
+    them in another trace.
+    """
+    summed = jax.custom_vjp(lambda value: add(replica(), value))
 
     def forward(value: Any) -> tuple[Any, None]:
         return summed(value), None
 
     def backward(_: None, gradient: Any) -> tuple[Any]:
-        return (alive().all_sum(f"the gradient of {what}", gradient),)
+        return (replica().all_sum(f"the gradient of {what}", gradient),)
 
     summed.defvjp(forward, backward)
     return summed

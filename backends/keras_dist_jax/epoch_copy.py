@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_dist_jax import arrays
+from keras_dist_jax.layout import Layout
 from keras_dist_jax.machine import is_described
 
 Values = list[list[Any]]
@@ -18,7 +19,7 @@ VARIABLE = "KERAS_DIST_EPOCH_COPY"
 _PART = 4
 
 
-def copied(values: Values, name: str) -> Values | None:
+def copied(values: Values, name: str, layout: Layout) -> Values | None:
     """Copies a model's state to the host; `None` if the copy is too large."""
     size = sum(map(arrays.bytes_here, itertools.chain(*values)))
     if any(map(is_described, itertools.chain(*values))):
@@ -31,7 +32,9 @@ def copied(values: Values, name: str) -> Values | None:
             "'never', or nothing, to keep it if there is memory."
         )
     free = None if wish else free_memory()
-    if wish == "never" or (free is not None and size > free // _PART):
+    fits = free is None or size <= free // _PART
+    # All workers go back to the same state.
+    if wish == "never" or not layout.is_for_all(fits):
         _tell(name, size, free)
         return None
     return [arrays.to_host(group) for group in values]
@@ -83,7 +86,10 @@ def _left_in_group(folder: str = "/sys/fs/cgroup") -> int | None:
     used = _lines(f"{folder}/memory.current")
     if not limit or not used or limit[0] == "max":
         return None
-    return max(0, int(limit[0]) - int(used[0]))
+    # Pages of files that the system would give up.
+    pairs = map(str.split, _lines(f"{folder}/memory.stat"))
+    spare = sum(int(n) for name, n in pairs if name == "inactive_file")
+    return max(0, int(limit[0]) - int(used[0]) + spare)
 
 
 def _lines(path: str) -> Sequence[str]:

@@ -116,40 +116,6 @@ def value_of(atom: Any, values: Mapping[Any, Any]) -> Any:
     return atom.val if isinstance(atom, Literal) else values[atom]
 
 
-def computed(
-    equations: Sequence[Any],
-    values: Mapping[Any, Any],
-    enters: Callable[[Any], Any] = lambda equation: None,
-) -> dict[Any, Any]:
-    """Runs equations; returns the given values, and those of the equations.
-
-    Those for which `enters` returns a program are walked through.
-    """
-    known = dict(values)
-    for equation in equations:
-        inputs = [value_of(atom, known) for atom in equation.invars]
-        entered = enters(equation)
-        results = (
-            bind(equation, inputs)
-            if entered is None
-            else walk(entered, inputs, enters)
-        )
-        known.update(zip(equation.outvars, results, strict=True))
-    return known
-
-
-def walk(
-    program: Any, arguments: Sequence[Any], enters: Callable[[Any], Any]
-) -> list[Any]:
-    """Runs a program, equation by equation."""
-    jaxpr = opened(program)
-    consts = getattr(program, "consts", ())
-    values = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-    values = computed(jaxpr.eqns, values, enters)
-    return [value_of(atom, values) for atom in jaxpr.outvars]
-
-
 def rewritten(
     program: Any,
     change: Callable[[Any], Any] = lambda equation: equation,

@@ -54,6 +54,8 @@ class JoinedPerReplica(PerReplica):
         if any(isinstance(part, jax.core.Tracer) for part in self.values):
             return self.of_traced(self.values, self.layout)
         with jax.ensure_compile_time_eval():
+            if not self.layout.are_even(self.values):
+                raise UnevenError
             self.join()
         return self
 

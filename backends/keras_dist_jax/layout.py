@@ -119,6 +119,10 @@ class Layout(ABC):
         """Tells whether arrays have equal shapes on all workers, which ask."""
         return True
 
+    def is_for_all(self, flag: bool) -> bool:
+        """Tells whether something holds for all workers, which ask."""
+        return flag
+
     def compare_program(self, described: str) -> None:
         """Raises an error if workers' programs exchange other values."""
 
@@ -360,6 +364,9 @@ class WideLayout(MeshLayout):
 
     def compare_program(self, described: str) -> None:
         self._workers.compare_program(described)
+
+    def is_for_all(self, flag: bool) -> bool:
+        return all(own for (own,) in self._workers.sizes([int(flag)]))
 
     def are_even(self, values: Sequence[Any]) -> bool:
         unknown = [

@@ -34,7 +34,11 @@ class PartUpdates(TracedRunner, UpdatesParts):
     ) -> None:
         trained = internals.trained_by(optimizer, variables)
         own, trained = with_gradients(optimizer, gradients[0], trained)
-        if not is_elementwise(optimizer):
+        # Float8 layers overwrite some variables with their gradients.
+        if not is_elementwise(optimizer) or any(
+            getattr(variable, "overwrite_with_gradient", False)
+            for variable in trained
+        ):
             optimizer.apply(self.summed(own), trained)
             return
         sharded = self._sharding.sharded(optimizer)

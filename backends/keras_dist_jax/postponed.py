@@ -81,6 +81,14 @@ class Update:
             for value in self.given
         ]
 
+    def constants(self) -> list[Any]:
+        """Returns what it takes from neither the state nor the step."""
+        return [
+            value
+            for position, value in enumerate(self.given)
+            if position not in self.state and position not in self.crossing
+        ]
+
     def needed(self, positions: Collection[int]) -> list[int]:
         """Returns the positions in `given` that some new values depend on."""
         jaxpr = opened(self.program)

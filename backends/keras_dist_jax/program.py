@@ -102,21 +102,22 @@ class Program:
         return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
-        # Without the lock, two threads could donate the same arrays.
+        # Without the lock, two threads could donate the same arrays. The gate
+        # comes first: a step of `fit` that is traced behind it may need the
+        # lock.
         if self._compiled is None:
-            with LOCK:
+            with self._gate.lock, LOCK:
                 if self._compiled is None:
                     self._survey(leaves)
         gate, several, meets = self._gate, self._several, ""
         if several is not None and several.is_wide:
             meets = self._meets
-            with LOCK:
+            with gate.lock, LOCK:
                 self._agree(several, leaves)
             leaves = [*map(self._widened, leaves)]
         if not gate.waits:
             with LOCK:
                 return self._dispatched(leaves)
-        # A step of `fit` that is traced behind the gate may need the lock.
         with gate.lock, LOCK:
             gate.settle(self._owner)
             if meets:

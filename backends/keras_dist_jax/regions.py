@@ -44,6 +44,7 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import TraceScope
+from keras_dist_jax.tracing import current_trace
 from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 from keras_dist_jax.tracing import share_of
@@ -247,7 +248,7 @@ class TracedReplica(Replica):
             region = replica._region
             return region.collective(ReduceOp.SUM, region.traced(value))
 
-        return summed_by(self, what, add)(value)
+        return summed_by(_traced_replica, what, add)(value)
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
         along = check_gather([value] * self._region.count, axis)
@@ -279,6 +280,13 @@ class TracedReplica(Replica):
 
     def hold(self, variable: keras.Variable, value: Any) -> Any:
         return value
+
+
+def _traced_replica() -> TracedReplica:
+    """Returns the replica that is traced in this thread."""
+    trace = current_trace()
+    assert trace is not None
+    return TracedReplica(trace.region)
 
 
 class TracedRunner(ReplicaRunner):

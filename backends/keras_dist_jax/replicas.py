@@ -150,7 +150,7 @@ class JaxReplica(Replica):
             add = functools.partial(replica._sum, what)
             return replica.meet(what, add, value)
 
-        return summed_by(self, what, meet)(value)
+        return summed_by(lambda: self, what, meet)(value)
 
     def _sum(self, what: str, values: list[Any]) -> Any:
         """Adds the values of all replicas."""

@@ -6,6 +6,7 @@ the state after the last step.
 """
 
 import collections
+import contextlib
 import functools
 import itertools
 import weakref
@@ -91,7 +92,9 @@ class Running:
 
     def forget_epoch(self) -> None:
         """Makes the next step the first of an epoch."""
-        self._epoch_start, self._fallback = [], []
+        self._epoch_start = []
+        if self.token is None:
+            self._fallback = []
 
     def begin(
         self, names: Sequence[str], take_away: bool, donate: bool
@@ -161,12 +164,15 @@ class Running:
         values = self.newest()
         error = arrays.failure_of(list(itertools.chain(*values)))
         error = self._spoiled or self._failure() or error
-        if error is not None and self._fallback is not None:
+        if error is None:
+            values = self.rested(values)
+        elif self._fallback is not None:
             values = self._fallback
         else:
-            values = self.rested(values)
-            if error is not None:
-                epoch_copy.lost(self.cause or error)
+            epoch_copy.lost(self.cause or error)
+            # What was deleted can't be moved.
+            with contextlib.suppress(Exception):
+                values = self.rested(values)
         for group, group_values in zip(self._slots, values, strict=True):
             for slot, value in zip(group, group_values, strict=True):
                 slot.give_back(value)
@@ -204,7 +210,7 @@ class Running:
         if not donate:
             return [list(group) for group in values]
         if not self._epoch_start:
-            copy = epoch_copy.copied(values, self.model.name)
+            copy = epoch_copy.copied(values, self.model.name, self.layout)
             self._epoch_start.append(copy)
         return self._epoch_start[0]
 

@@ -36,7 +36,7 @@ class OptimizerSlot:
 
 
 class Division(Protocol):
-    """How a tensor is divided into parts."""
+    """A division of a tensor into equal parts."""
 
     @property
     def shape(self) -> tuple[int, ...]:

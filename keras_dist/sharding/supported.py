@@ -38,8 +38,7 @@ _REASONS = {
 def check_optimizer(optimizer: Any) -> None:
     """Refuses an optimizer whose update is not elementwise, by its class or by
     the declaration `is_elementwise` of a user's own."""
-    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
-        optimizer = optimizer.inner_optimizer
+    optimizer = _unscaled(optimizer)
     reason, cls = _reason_against(optimizer), type(optimizer)
     if reason is None:
         return
@@ -55,7 +54,14 @@ def check_optimizer(optimizer: Any) -> None:
 
 def is_elementwise(optimizer: Any) -> bool:
     """Tells whether an optimizer can update a part of a variable alone."""
-    return _reason_against(inner_of(optimizer)) is None
+    return _reason_against(_unscaled(optimizer)) is None
+
+
+def _unscaled(optimizer: Any) -> Any:
+    """Returns the optimizer in Keras' own `LossScaleOptimizer`, or itself."""
+    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        return optimizer.inner_optimizer
+    return optimizer
 
 
 def _reason_against(optimizer: Any) -> str | None:

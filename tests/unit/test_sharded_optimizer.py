@@ -17,6 +17,11 @@ STEPS = 5
 new = functools.partial
 
 
+def flat(count):
+    """Divides a variable into flat parts."""
+    return lambda variable: Parts(tuple(variable.shape), count)
+
+
 def excluding(make):
     """An optimizer whose weights of one variable don't decay."""
     optimizer = make(weight_decay=0.3)
@@ -122,7 +127,7 @@ def in_parts(make, num_parts, steps):
     trained = variables()
     optimizer = make()
     optimizer.build(trained)
-    sharded = ShardedOptimizer(optimizer, num_parts)
+    sharded = ShardedOptimizer(optimizer, flat(num_parts))
     states, parameters = [], []
     kept = sharded.variables
     for part in range(num_parts):
@@ -239,7 +244,7 @@ def test_settings_that_change_are_followed():
     trained = [keras.Variable([1.0, 2.0])]
     optimizer = optimizers.SGD(1.0)
     optimizer.build(trained)
-    sharded = ShardedOptimizer(optimizer, 1)
+    sharded = ShardedOptimizer(optimizer, flat(1))
     optimizer.clipvalue = 0.25
     values = [v.value for v in optimizer.variables]
     given = [keras.ops.convert_to_tensor([1.0, -1.0])]
@@ -263,7 +268,7 @@ def test_parts_are_joined_again(shape, num_parts):
 def test_slots_are_told_from_scalars():
     optimizer = optimizers.Adam()
     optimizer.build(variables())
-    sharded = ShardedOptimizer(optimizer, 2)
+    sharded = ShardedOptimizer(optimizer, flat(2))
     kinds = [sharded.is_sharded(i) for i in range(len(optimizer.variables))]
     assert kinds == [False, False] + [True] * 8
     assert [sharded.parts_of(i).shape for i in (2, 4, 6, 8)] == SHAPES
@@ -283,7 +288,7 @@ def test_optimizers_that_need_whole_variables_are_refused(make, reason):
     optimizer = make()
     optimizer.build([keras.Variable([[1.0, 2.0], [3.0, 4.0]])])
     with pytest.raises(UnsupportedModelError, match=reason):
-        ShardedOptimizer(optimizer, 2)
+        ShardedOptimizer(optimizer, flat(2))
     scaled = optimizers.LossScaleOptimizer(make())
     with pytest.raises(UnsupportedModelError, match=make.__name__):
         check_optimizer(scaled)
@@ -318,7 +323,7 @@ def test_slots_that_no_config_decides_are_refused():
     optimizer = Own(0.1)
     optimizer.build([keras.Variable([[1.0, 2.0], [3.0, 4.0]])])
     with pytest.raises(UnsupportedModelError, match="can't be made again"):
-        ShardedOptimizer(optimizer, 2)
+        ShardedOptimizer(optimizer, flat(2))
 
 
 def test_variables_that_are_overwritten_are_refused():
@@ -327,14 +332,14 @@ def test_variables_that_are_overwritten_are_refused():
     optimizer = optimizers.SGD()
     optimizer.build([variable])
     with pytest.raises(UnsupportedModelError, match="'scale'"):
-        ShardedOptimizer(optimizer, 2)
+        ShardedOptimizer(optimizer, flat(2))
 
 
 def test_gradients_of_other_variables_are_refused():
     known, other = keras.Variable([1.0]), keras.Variable([2.0], name="other")
     optimizer = optimizers.SGD()
     optimizer.build([known])
-    sharded = ShardedOptimizer(optimizer, 2)
+    sharded = ShardedOptimizer(optimizer, flat(2))
     gradient = keras.ops.ones((1,))
     with pytest.raises(ValueError, match="other"):
         sharded.checked([gradient], [other])

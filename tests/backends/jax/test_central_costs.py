@@ -232,3 +232,37 @@ def test_updates_apart_on_each_of_several_owners(data, name):
     ours.fit(*data, **fit)
     for got, want in zip(variables_of(ours), variables_of(plain), strict=True):
         np.testing.assert_allclose(got.value, want.value, rtol=1e-4, atol=1e-5)
+
+
+class RateByRows(keras.Sequential):
+    """Its update takes a constant that depends on the batch's rows."""
+
+    def train_step(self, state, data):
+        trainable, others, slots, metrics = state
+        x, y = data
+
+        def loss_fn(trainable):
+            found, _ = self.stateless_call(trainable, others, x)
+            return ops.mean(ops.square(found - ops.one_hot(y, 3)))
+
+        loss, gradients = jax.value_and_grad(loss_fn)(trainable)
+        slots = list(slots)
+        slots[1] = np.float32(0.01 * x.shape[0])
+        trainable, slots = self.optimizer.stateless_apply(
+            slots, gradients, trainable
+        )
+        return {"loss": loss}, (trainable, others, slots, metrics)
+
+
+def test_constants_of_an_update_are_those_of_the_batch(data):
+    def trained(strategy):
+        with strategy.scope():
+            model = classifier(keras.optimizers.SGD(0.5), RateByRows)
+        model.fit(*data, batch_size=25, shuffle=False, verbose=0)
+        return variables_of(model)
+
+    plain = trained(keras_dist.OneDeviceStrategy("cpu:0"))
+    devices = ["cpu:0", "cpu:1"]
+    ours = trained(keras_dist.CentralStorageStrategy(devices, "cpu:3"))
+    for got, want in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(got.value, want.value, rtol=1e-4, atol=1e-5)

@@ -547,3 +547,30 @@ def test_many_programs_of_a_function_are_said_once(capfd):
 def programs_of(strategy):
     """The programs of the function that was called last."""
     return strategy.executor.compiler._last[1]
+
+
+def test_a_function_that_jax_has_traced_in_another_one():
+    strategy = strategy_of(2)
+    with strategy.scope():
+        v = keras.Variable(np.float32(2.0))
+
+    @jax.jit
+    def squares(x):
+        return keras_dist.get_replica_context().all_reduce("SUM", x * x)
+
+    @keras_dist.function
+    def evaluate(x):
+        return squares(v * ops.sum(x))
+
+    @keras_dist.function
+    def train(x):
+        return keras_dist.value_and_grad(lambda: squares(v * ops.sum(x)), [v])
+
+    ones = np.ones(2, "float32")
+    x = keras_dist.PerReplica([ones, 2 * ones])
+    assert float(strategy.run(evaluate, (x,)).values[0]) == 80.0
+    gc.collect()
+    loss, (gradient,) = strategy.run(train, (x,))
+    assert float(loss.values[0]) == 80.0
+    # Of the sum over replicas, by each replica's own value.
+    assert [float(each) for each in gradient.values] == [32.0, 128.0]

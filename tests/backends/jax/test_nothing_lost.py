@@ -323,6 +323,20 @@ def test_an_epoch_before_the_failure_is_kept(make_model, data):
     assert int(model.optimizer.iterations) == 16
 
 
+def test_metrics_that_are_reset_within_an_epoch(make_model, data):
+    """By a callback that has the model from elsewhere."""
+    model = make_model(2, cls=CallsBack)
+    fit(model, data)
+    model.fails_at = model.seen + 3
+    reset = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: model.reset_metrics()
+    )
+    with pytest.raises(Exception, match="on the host"):
+        fit(model, data, callbacks=[reset])
+    assert int(model.optimizer.iterations) == 8
+    fit(model, data)
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_without_a_copy_an_error_says_what_is_lost(
     make_model, data, num_replicas, monkeypatch
@@ -379,6 +393,8 @@ def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("400\n")
     assert epoch_copy._left_in_group(str(tmp_path)) == 600
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 50\n")
+    assert epoch_copy._left_in_group(str(tmp_path)) == 650
     (tmp_path / "memory.max").write_text("max\n")
     assert epoch_copy._left_in_group(str(tmp_path)) is None
     assert epoch_copy._left_in_group(str(tmp_path / "none")) is None
