@@ -62,11 +62,6 @@ FUNCTIONS = {
         lambda x: ops.sum(ops.sin(context().all_gather(x, 0))), x
     ),
     "average": lambda x: keras_dist.compute_average_loss(ops.sum(x, axis=1)),
-    "a sum in a branch": lambda x: ops.cond(
-        context().all_reduce("SUM", ops.sum(x)) > 0,
-        lambda: context().all_reduce("SUM", ops.sum(x)),
-        lambda: ops.sum(x),
-    ),
 }
 
 
@@ -79,6 +74,24 @@ def test_compiled_it_is_what_it_is_uncompiled(name, sizes):
     for ours, theirs in zip(compiled, plain, strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_array_equal(ours, theirs)
+
+
+def test_collectives_in_a_branch_are_refused_on_unequal_rows():
+    strategy = strategy_of(2)
+
+    @keras_dist.function
+    def step(x):
+        return ops.cond(
+            context().all_reduce("SUM", ops.sum(x)) > 0,
+            lambda: context().all_reduce("SUM", ops.sum(x)),
+            lambda: ops.sum(x),
+        )
+
+    even, uneven = rows(strategy, (2, 2))[0], rows(strategy, (3, 2))[0]
+    totals = strategy.experimental_local_results(strategy.run(step, (even,)))
+    assert [float(each) for each in totals] == [pytest.approx(6.6)] * 2
+    with pytest.raises(keras_dist.UnsupportedModelError, match="control flow"):
+        strategy.run(step, (uneven,))
 
 
 def test_it_is_said_once_and_equal_rows_stay_compiled(capfd):
