@@ -4,8 +4,11 @@ import itertools
 import os
 import pathlib
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import keras
 
 from keras_dist_jax import arrays
 from keras_dist_jax.layout import Layout
@@ -19,11 +22,11 @@ VARIABLE = "KERAS_DIST_EPOCH_COPY"
 _PART = 4
 
 
-def copied(values: Values, name: str, layout: Layout) -> Values | None:
+def copied(values: Values, model: keras.Model, layout: Layout) -> Values | None:
     """Copies a model's state to the host; `None` if the copy is too large."""
-    size = sum(map(arrays.bytes_here, itertools.chain(*values)))
     if any(map(is_described, itertools.chain(*values))):
         return values
+    size = sum(map(arrays.bytes_here, itertools.chain(*values)))
     wish = os.environ.get(VARIABLE, "")
     if wish not in ("", "always", "never"):
         raise ValueError(
@@ -33,9 +36,10 @@ def copied(values: Values, name: str, layout: Layout) -> Values | None:
         )
     free = None if wish else free_memory()
     fits = free is None or size <= free // _PART
-    # All workers go back to the same state.
-    if wish == "never" or not layout.is_for_all(fits):
-        _tell(name, size, free)
+    # All workers go back to the same state, whatever one of them was told.
+    if not layout.is_for_all(fits and wish != "never"):
+        if free is not None and not fits:
+            _tell(model, size, free)
         return None
     return [arrays.to_host(group) for group in values]
 
@@ -50,20 +54,20 @@ def lost(error: BaseException) -> None:
     )
 
 
-def _tell(name: str, size: int, free: int | None) -> None:
-    if name in _told or free is None:  # the user has asked for it
+def _tell(model: keras.Model, size: int, free: int) -> None:
+    if model in _told:
         return
-    _told.add(name)
+    _told.add(model)
     sys.stderr.write(
-        f"keras_dist: `fit` keeps no copy of the state of '{name}', which "
-        f"takes {size / 1e9:.1f} GB, because {free / 1e9:.1f} GB of host "
+        f"keras_dist: `fit` keeps no copy of the state of '{model.name}', "
+        f"which takes {size / 1e9:.1f} GB, because {free / 1e9:.1f} GB of host "
         "memory are free. If a step fails on the device, the state is lost. "
         f"Keep checkpoints, or set {VARIABLE}=always.\n"
     )
 
 
-# The names of models of which it was said.
-_told: set[str] = set()
+# The models of which it was said.
+_told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def free_memory() -> int | None:

@@ -210,7 +210,7 @@ class Running:
         if not donate:
             return [list(group) for group in values]
         if not self._epoch_start:
-            copy = epoch_copy.copied(values, self.model.name, self.layout)
+            copy = epoch_copy.copied(values, self.model, self.layout)
             self._epoch_start.append(copy)
         return self._epoch_start[0]
 

@@ -276,11 +276,8 @@ def test_other_callbacks_that_fail_on_the_device(make_model, data, cls):
     fit(model, data)
 
 
-@pytest.mark.parametrize("cls", [CallsBack, CallsBackInLoop, Debugs])
-def test_callbacks_are_found_where_a_step_is_not_changed(
-    make_model, data, cls, monkeypatch
-):
-    """On accelerators, only a step that calls back is."""
+def counted_as_on_accelerators(make_model, cls, monkeypatch):
+    """A model whose steps are not edited, and a list of their traces."""
     traced = []
 
     class Counts(cls):
@@ -291,6 +288,15 @@ def test_callbacks_are_found_where_a_step_is_not_changed(
     model = make_model(2, cls=Counts)
     layout = model.variables[0].distribute_strategy.executor.layout
     monkeypatch.setattr(layout, "edits", ())
+    return model, traced
+
+
+@pytest.mark.parametrize("cls", [CallsBack, CallsBackInLoop, Debugs])
+def test_callbacks_are_found_where_a_step_is_not_changed(
+    make_model, data, cls, monkeypatch
+):
+    """On accelerators, only a step that calls back is."""
+    model, traced = counted_as_on_accelerators(make_model, cls, monkeypatch)
     fit(model, data)
     assert len(traced) <= 2  # as it is, and with callbacks that are watched
     model.fails_at = model.seen + 3
@@ -300,18 +306,28 @@ def test_callbacks_are_found_where_a_step_is_not_changed(
 
 
 def test_a_step_without_callbacks_is_traced_once(make_model, data, monkeypatch):
-    traced = []
-
-    class Counts(keras.Sequential):
-        def train_step(self, state, data):
-            traced.append(self)
-            return super().train_step(state, data)
-
-    model = make_model(2, cls=Counts)
-    layout = model.variables[0].distribute_strategy.executor.layout
-    monkeypatch.setattr(layout, "edits", ())
+    model, traced = counted_as_on_accelerators(
+        make_model, keras.Sequential, monkeypatch
+    )
     fit(model, data)
     assert len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "own"), [("never", False), ("always", True), ("", True)]
+)
+def test_workers_decide_together_on_a_copy(monkeypatch, wish, own):
+    """Also if only one of them was told what to do."""
+    monkeypatch.setenv("KERAS_DIST_EPOCH_COPY", wish)
+    asked = []
+
+    class Layout:
+        def is_for_all(self, flag):
+            asked.append(flag)
+            return False  # another worker has no room
+
+    assert epoch_copy.copied([[]], "model", Layout()) is None
+    assert asked == [own]
 
 
 def test_an_epoch_before_the_failure_is_kept(make_model, data):
