@@ -48,7 +48,3 @@ def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:
 
 class OwnList(list[Any]):
     """A list that a rendezvous does not gather: it is a leaf to `jax.tree`."""
-
-
-class OwnWrites(dict[int, tuple[Any, Any]]):
-    """Assignments that a rendezvous does not gather, like `OwnList`."""

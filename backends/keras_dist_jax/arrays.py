@@ -11,21 +11,21 @@ import numpy as np
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.machine import is_described
 
+# Computes at once while it is open, although a function is traced.
+eagerly = jax.ensure_compile_time_eval
 COUNT = sys.getrefcount
 # The reference count of an object that only a list holds, by `map`.
 ALONE = next(map(COUNT, [object()]))
 
 
-def copy_shared(
-    arrays: list[Any], num_own: int = 0, copy_all: bool = False
-) -> None:
+def copy_shared(arrays: list[Any], num_own: int = 0) -> None:
     """Replaces, in place, each array with other references by a copy.
 
     A step deletes its inputs, which a user may have read from a variable.
     `num_own` is the number of references that variables and slots may have.
     """
     for index, count in enumerate(list(map(COUNT, arrays))):
-        if copy_all or count > ALONE + num_own:
+        if count > ALONE + num_own:
             arrays[index] = copy_of(arrays[index])
 
 

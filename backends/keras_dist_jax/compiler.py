@@ -33,78 +33,45 @@ from keras_dist_jax.layout import Layout
 from keras_dist_jax.program import Program
 from keras_dist_jax.sharded_steps import Sharding
 from keras_dist_jax.slots import Slots
+from keras_dist_jax.structure import ARRAY
 from keras_dist_jax.structure import IsTracedError
 from keras_dist_jax.structure import flatten
+from keras_dist_jax.structure import marks_of
 from keras_dist_jax.structure import objects_in
 from keras_dist_jax.structure import packed
 from keras_dist_jax.structure import unflatten
 from keras_dist_jax.structure import unpacked
-from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import current
-from keras_dist_jax.tracing import current_trace
 
 
 def scanned(
-    strategy: RunsReplicas,
-    layout: Layout | None,
-    fn: Callable[..., Any],
+    call: Callable[[Any], Any],
     structure: Any,
     leaves: Sequence[Any],
     steps: int,
-    sharding: Sharding | None = None,
 ) -> Any:
-    """Calls a replica function for batch after batch; stacks the results."""
+    """Calls a function for batch after batch; stacks the results."""
     # `leaves` are the traced arguments of all steps, one step after the other.
     count = len(leaves) // steps
     stacked = [jnp.stack(leaves[index::count]) for index in range(count)]
-    trace = current_trace()
-    assert trace is not None
-    if layout is not None:
-        args = unflatten(structure, iter(stacked))
-        return run_region(
-            strategy, layout, trace, fn, args, {}, sharding, scans=True
-        )
-
     outlines: list[Any] = []
 
-    def step(leaves: Sequence[Any]) -> list[Any]:
-        args = unflatten(structure, iter(leaves))
-        arrays, outline = packed(strategy.run_uncompiled(fn, args))
+    def step(_: None, leaves: Sequence[Any]) -> tuple[None, list[Any]]:
+        result = call(unflatten(structure, iter(leaves)))
+        arrays, outline = packed(result)
         outlines.append(outline)
-        return arrays
+        return None, arrays
 
-    if trace.is_survey:
-        arrays = step([leaf[0] for leaf in stacked])
-    else:
-        arrays = _on_one(trace, step, stacked)
-    return unpacked(outlines[-1], arrays)
-
-
-def _on_one(
-    trace: Trace,
-    step: Callable[[Sequence[Any]], list[Any]],
-    stacked: list[Any],
-) -> list[Any]:
-    written: dict[int, Any] = {}
-
-    def body(values: dict[int, Any], leaves: list[Any]) -> Any:
-        inner = trace.within(values)
-        with inner.entered():
-            result = step(leaves)
-        trace.unknown = trace.unknown or inner.unknown
-        trace.variables.update(inner.variables)
-        written.update(inner.written)
-        return {
-            key: lax.convert_element_type(inner.values[key], value.dtype)
-            for key, value in values.items()
-        }, result
-
-    values, results = lax.scan(body, dict(trace.values), stacked)
-    for key, variable in written.items():
-        if key in values:
-            trace.write(variable, values[key])
-    arrays: list[Any] = results
-    return arrays
+    _, arrays = lax.scan(step, None, stacked)
+    outline = outlines[-1]
+    # The axis for replicas is in front of that for steps.
+    return unpacked(
+        outline,
+        [
+            array if mark is ARRAY else jnp.swapaxes(array, 0, 1)
+            for array, mark in zip(arrays, marks_of(outline), strict=True)
+        ],
+    )
 
 
 # Programs of one function, with which it is said that there are many.
@@ -322,15 +289,11 @@ class JaxCompiler(Compiler):
 
         def call(leaves: Sequence[Any]) -> Any:
             if strategy is not None and isinstance(mode, tuple):
-                layout = self._layout if self._several else None
                 return scanned(
-                    strategy,
-                    layout,
-                    python(),
+                    lambda args: self.run(strategy, python(), args, None),
                     args_structure,
                     leaves,
                     mode[1],
-                    self.sharding,
                 )
             rest = iter(leaves)
             args = unflatten(args_structure, rest)

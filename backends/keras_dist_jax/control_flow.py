@@ -1,11 +1,7 @@
 """Branches, seeds and gradients of Keras in compiled functions."""
 
-import contextlib
 import functools
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -14,24 +10,21 @@ import jax
 import jax.numpy as jnp
 import keras
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
 
 from keras_dist.core.context import in_replica_function
 from keras_dist.errors import TraceError
 from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_internals import stateless_scope
 from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.gradients import Differentiated
-from keras_dist.replica.scopes import Recording
-from keras_dist.replica.scopes import is_recorded
-from keras_dist.replica.scopes import replay
+from keras_dist.replica.scopes import Overlay
+from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import value_in
+from keras_dist.replica.state import LayerScope
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.tracing import Trace
+from keras_dist_jax.arrays import eagerly
 from keras_dist_jax.tracing import current_trace
-from keras_dist_jax.tracing import eagerly
 
 Branch = Callable[[], Any]
 _Summing = TypeVar("_Summing", bound=Replica)
@@ -52,35 +45,21 @@ def hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
     return global_seed_generator
 
 
-def hook_cond(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the function that `keras.ops.cond` calls.
+@as_hook
+def hook_cond(
+    original: Any, pred: Any, true_fn: Branch, false_fn: Branch
+) -> Any:
+    """Stands for the function that `keras.ops.cond` calls.
 
-    Values that JAX traces in a branch can leave it only as results, and so do
-    the assignments of branches.
+    Outside of programs, JAX would trace both branches, and no value that one
+    assigns could leave it. So the one that counts is called.
     """
-
-    @functools.wraps(original)
-    def cond(pred: Any, true_fn: Branch, false_fn: Branch) -> Any:
-        if current_trace() is None and not is_recorded():
-            return original(pred, true_fn, false_fn)
-        branches = _Branch(true_fn), _Branch(false_fn)
-        written = {id(v): v for each in branches for v in each.written}
-        # A branch leaves what it does not assign as it is.
-        kept = {
-            key: lax.convert_element_type(
-                _value(stateless_scope(), variable), variable.dtype
-            )
-            for key, variable in written.items()
-            if any(variable not in each for each in branches)
-        }
-        result, values = original(
-            pred, *[each.giving(written, kept) for each in branches]
-        )
-        variables = written.values()
-        replay(zip(variables, values, strict=True))
-        return result
-
-    return cond
+    if current_trace() is not None or not _is_differentiated():
+        return original(pred, true_fn, false_fn)
+    known = lax.stop_gradient(pred)
+    if isinstance(known, jax.core.Tracer):
+        return original(pred, true_fn, false_fn)
+    return true_fn() if known else false_fn()
 
 
 @as_hook
@@ -93,7 +72,7 @@ def hook_loss_scaling(
     """
     trained, state = self._trainable_variables, self.variables
     is_ours = any("distribute_strategy" in vars(each) for each in trained[:1])
-    is_ours = is_ours or in_replica_function() or is_recorded()
+    is_ours = is_ours or in_replica_function() or _is_differentiated()
     if not is_ours and current_trace() is None:
         original(self, grads, trainable_variables)
         return
@@ -110,83 +89,22 @@ def hook_loss_scaling(
             variable.assign(value)
 
 
-class _Branch:
-    """A branch of `cond`, which is traced once: what it gives and assigns."""
-
-    def __init__(self, branch: Branch) -> None:
-        self.written: list[keras.Variable] = []
-
-        def run() -> Any:
-            with _in_branch() as scope:
-                result = branch()
-                written = scope.written
-            self.written += [variable for variable, _ in written]
-            return result, [
-                lax.convert_element_type(value, variable.dtype)
-                for variable, value in written
-            ]
-
-        self._program, shapes = jax.make_jaxpr(run, return_shape=True)()
-        self._structure = jax.tree.structure(shapes)
-
-    def __contains__(self, variable: keras.Variable) -> bool:
-        return any(variable is each for each in self.written)
-
-    def giving(self, keys: Iterable[int], kept: Mapping[int, Any]) -> Branch:
-        """Makes a branch that also returns values of variables, by id."""
-
-        def run() -> Any:
-            leaves = jaxpr_as_fun(self._program)()
-            result, new = self._structure.unflatten(leaves)
-            left = dict(kept) | dict(
-                zip(map(id, self.written), new, strict=True)
-            )
-            return result, [left[key] for key in keys]
-
-        return run
-
-
-@contextlib.contextmanager
-def _in_branch() -> Iterator[Recording]:
-    """Opens the scope of one branch, which records assignments."""
-    scope = Recording(eagerly=eagerly)
-    # Without a trace, it is under `keras_dist.value_and_grad`, not compiled.
-    trace = current_trace() or Trace({}, None)
-    trace.branches += 1
-    try:
-        with opened(scope):
-            yield scope
-    finally:
-        trace.branches -= 1
-        scope.release()
-
-
 def differentiate(
     fn: Callable[..., tuple[Any, Any]],
     variables: Sequence[keras.Variable],
     tensors: Sequence[Any],
 ) -> Differentiated:
     """See `Differentiates.differentiate`."""
-    # JAX differentiates functions of arrays. So `fn` reads variables from an
-    # overlay, and the values that it assigns leave as results, to be assigned
-    # once JAX is done.
-    kept: list[Any] = []
+    # JAX differentiates functions of arrays: of the variables' values.
+    kept: list[_Differentiated] = []
 
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
-        pairs = list(zip(variables, values, are_in_parts, strict=True))
-        overlay = _Differentiated(
-            [(v, value) for v, value, in_parts in pairs if not in_parts],
-            jax.ensure_compile_time_eval,
-        )
-        overlay.shifts = {id(v): x for v, x, in_parts in pairs if in_parts}
-        try:
-            with overlay:
-                value, aux = fn(*tensors)
-            written = overlay.written
-            kept[:] = overlay.was_read, [variable for variable, _ in written]
-        finally:
-            overlay.release()
-        return jnp.asarray(value), (aux, [new for _, new in written])
+        scope = _Differentiated(variables, values, are_in_parts)
+        kept.append(scope)
+        with scope:
+            value, aux = fn(*tensors)
+        scope.check()
+        return jnp.asarray(value), aux
 
     below = stateless_scope()
     are_in_parts = [*map(_is_in_parts, variables)]
@@ -196,13 +114,15 @@ def differentiate(
         else _value(below, variable)
         for variable, in_parts in zip(variables, are_in_parts, strict=True)
     ]
-    with HOOKS:
-        (value, (aux, written)), (by_variable, by_tensor) = jax.value_and_grad(
-            of_values, argnums=(0, 1), has_aux=True
-        )(values, list(tensors))
-    was_read, assigned = kept
-    _check_written(assigned, written)
-    replay(zip(assigned, written, strict=True))
+    try:
+        with HOOKS:
+            (value, aux), (by_variable, by_tensor) = jax.value_and_grad(
+                of_values, argnums=(0, 1), has_aux=True
+            )(values, list(tensors))
+        was_read = kept[-1].was_read
+    finally:
+        for scope in kept:
+            scope.release()
     gradients = [
         gradient if id(variable) in was_read else None
         for variable, gradient in zip(variables, by_variable, strict=True)
@@ -210,22 +130,68 @@ def differentiate(
     return value, aux, gradients + by_tensor
 
 
-class _Differentiated(Recording):
-    """Values to differentiate by; those in parts are gathered where read."""
+class _Differentiated(Overlay):
+    """Values to differentiate by; assigned ones are those of the scope below.
 
-    # By id of a variable in parts: zeros, whose gradient is the variable's.
-    shifts: dict[int, Any]
+    As on other backends, no gradient passes through an assignment, and what is
+    read after it has a gradient of its own.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        values: Sequence[Any],
+        are_in_parts: Sequence[bool],
+    ) -> None:
+        super().__init__(eagerly=eagerly)
+        self.traced: list[tuple[keras.Variable, Any]] = []
+        self._given = dict(zip(map(id, variables), values, strict=True))
+        # Those that are read from below. One in parts is gathered there.
+        self._changed = {
+            id(variable)
+            for variable, in_parts in zip(variables, are_in_parts, strict=True)
+            if in_parts
+        }
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        value = super().get_current_value(variable)
-        shift = self.shifts.get(id(variable))
-        if shift is None or id(variable) in self.state_mapping:
-            return value
-        return _shifted(value, shift)
+        key = id(variable)
+        self.was_read.add(key)
+        given = self._given.get(key)
+        if given is not None and key not in self._changed:
+            return given
+        value = value_in(self.below, variable)
+        return value if given is None else _shifted(value, given)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        value = lax.stop_gradient(value)
+        if isinstance(value, jax.core.Tracer) and current_trace() is None:
+            base = base_scope()
+            if base is None or isinstance(base, LayerScope):
+                raise _leaving(variable, value)
+            self.traced.append((variable, value))
+        super().add_update((variable, value))
+
+    def check(self) -> None:
+        """Checks that assigned values can leave the trace that made them."""
+        for variable, value in self.traced:
+            try:
+                jnp.copy(value)
+            except jax.errors.UnexpectedTracerError as error:
+                raise _leaving(variable, value) from error
 
     def forget(self, variable: keras.Variable) -> None:
-        super().forget(variable)
-        self.shifts.pop(id(variable), None)
+        self._changed.add(id(variable))
+
+    def release(self) -> None:
+        super().release()
+        self.traced.clear()
+        self._given.clear()
+
+
+def _is_differentiated() -> bool:
+    """Tells whether this thread calls a function that is differentiated."""
+    return isinstance(stateless_scope(), _Differentiated)
 
 
 def _first(value: Any, shift: Any) -> Any:
@@ -236,7 +202,7 @@ def _first_and_sum(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return primals[0], tangents[0] + tangents[1]
 
 
-# Adds zeros to a value, which are not computed.
+# Adds a value to another: only to its gradient.
 _shifted = jax.custom_jvp(_first)
 _shifted.defjvp(_first_and_sum)
 
@@ -248,25 +214,17 @@ def _is_in_parts(variable: keras.Variable) -> bool:
     return region is not None and region.is_in_parts(variable)
 
 
-def _check_written(
-    variables: Sequence[keras.Variable], values: Sequence[Any]
-) -> None:
-    """Checks that assigned values can leave the trace that made them."""
-    for variable, value in zip(variables, values, strict=True):
-        if not isinstance(value, jax.core.Tracer):
-            continue
-        try:
-            jnp.copy(value)
-        except jax.errors.UnexpectedTracerError as error:
-            raise TraceError(
-                f"Variable '{variable.path}' was assigned in a function that "
-                "`jax.jit`, `jax.checkpoint`, `keras.RematScope` or a loop "
-                "of JAX traces, inside of a function that is differentiated. "
-                "JAX only lets values leave the inner function as results. "
-                f"Received: {value!r}. Expected: assignments outside of the "
-                "inner function. Return the value from it, and assign the "
-                "value in the function that is differentiated."
-            ) from error
+def _leaving(variable: keras.Variable, value: Any) -> TraceError:
+    return TraceError(
+        f"Variable '{variable.path}' was assigned in a function that "
+        "`jax.jit`, `jax.checkpoint`, `keras.RematScope` or a loop of JAX "
+        "traces, inside of a function that is differentiated. JAX only lets "
+        "values leave the inner function as results. Received: "
+        f"{value!r}. Expected: assignments outside of the inner function, or "
+        "in a `keras_dist.function`. Return the value from the inner "
+        "function, and assign the value in the function that is "
+        "differentiated."
+    )
 
 
 def _value(below: Any, variable: keras.Variable) -> Any:

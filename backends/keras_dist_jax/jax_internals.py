@@ -125,6 +125,11 @@ def with_parts(program: Any, **parts: Any) -> Any:
     return program.replace(**parts)
 
 
+def is_mutable(atom: Any) -> bool:
+    """Tells whether a variable of a program is a mutable array."""
+    return isinstance(atom.aval, jax.ref.AbstractRef)
+
+
 def scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
     """Returns how many arguments of a `scan` stay, and how many it carries."""
     if "ft_in" in params:

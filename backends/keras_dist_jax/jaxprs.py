@@ -14,6 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.extend.core import jaxprs_in_params
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist_jax.jax_internals import is_mutable
 from keras_dist_jax.jax_internals import is_program
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.jax_internals import scan_sizes
@@ -218,45 +219,62 @@ _MAKE_EQUAL = {
 # Equations whose results differ even where their operands are equal: each
 # device calls Python, or its generator, for itself.
 _OF_EACH = {"axis_index", "io_callback", "rng_uniform"}
+# Equations that write to a mutable array, their first operand.
+_WRITES = {"swap", "addupdate"}
 
 
-def differing(program: Any, arguments: Sequence[bool]) -> list[bool]:
-    """Tells for each output whether it may differ between replicas."""
-    found = differing_in(program, arguments)
-    return [
-        not isinstance(atom, Literal) and atom in found
-        for atom in opened(program).outvars
-    ]
+def differing(
+    program: Any, arguments: Sequence[bool], constants: Sequence[bool] = ()
+) -> tuple[list[bool], list[bool]]:
+    """Tells for each output whether it may differ between replicas, and for
+    each argument whether it may do so in the end: it can be a mutable array.
 
-
-def differing_in(program: Any, arguments: Sequence[bool]) -> set[Any]:
-    """Returns the values in a program that may differ between replicas."""
+    Mutable arrays among `constants` are told of behind the arguments.
+    """
     jaxpr = opened(program)
-    found = {v for v, own in zip(jaxpr.invars, arguments, strict=True) if own}
+    taken = list(jaxpr.invars)
+    if constants:
+        taken += jaxpr.constvars
+    found = {
+        variable
+        for variable, own in zip(taken, [*arguments, *constants], strict=True)
+        if own
+    }
+
+    def differs(atom: Any) -> bool:
+        return not isinstance(atom, Literal) and atom in found
+
     for equation in jaxpr.eqns:
-        inputs = [
-            not isinstance(atom, Literal) and atom in found
-            for atom in equation.invars
-        ]
-        outputs = _of_equation(equation, inputs)
+        inputs = [*map(differs, equation.invars)]
+        outputs, after = _of_equation(equation, inputs)
         pairs = zip(equation.outvars, outputs, strict=True)
         found.update(var for var, own in pairs if own)
-    return found
+        for atom, own in zip(equation.invars, after, strict=True):
+            if is_mutable(atom):
+                (found.add if own else found.discard)(atom)
+    return [*map(differs, jaxpr.outvars)], [*map(differs, taken)]
 
 
-def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
+def _of_equation(
+    equation: Any, inputs: list[bool]
+) -> tuple[list[bool], list[bool]]:
     name, params = equation.primitive.name, equation.params
     outputs = len(equation.outvars)
     if is_collective(equation) and not _makes_differ(equation):
-        return [False] * outputs
+        return [False] * outputs, inputs
     if _makes_differ(equation):
-        return [True] * outputs
+        return [True] * outputs, inputs
+    if name == "get":
+        return [any(inputs)] * outputs, inputs
+    if name in _WRITES:
+        # The old value, and the new one, whose places are the last operands.
+        old, *new = inputs
+        is_all = name == "swap" and equation.invars[0].aval.shape == getattr(
+            equation.invars[1].aval, "shape", None
+        )
+        return [old] * outputs, [any(new) or (old and not is_all), *new]
     if name == "cond":
-        if inputs[0] and meets_inside(equation):
-            raise _meeting_of_some("a branch that only some replicas take")
-        branches = [differing(b, inputs[1:]) for b in params["branches"]]
-        either = [any(each) for each in zip(*branches, strict=True)]
-        return [inputs[0] or own for own in either]
+        return _of_cond(equation, inputs)
     if name == "scan":
         return _of_scan(params, inputs)
     if name == "while":
@@ -265,39 +283,96 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     if program is not None and len(opened(program).invars) == len(inputs):
         return differing(program, inputs)
     own = any(inputs) or any(map(_has_its_own, inner(equation)))
-    return [own] * outputs
+    return [own] * outputs, [own] * len(inputs)
 
 
-def _of_scan(params: Any, inputs: list[bool]) -> list[bool]:
+def _of_cond(
+    equation: Any, inputs: list[bool]
+) -> tuple[list[bool], list[bool]]:
+    own, *rest = inputs
+    if own and meets_inside(equation):
+        raise _meeting_of_some("a branch that only some replicas take")
+    branches = equation.params["branches"]
+    outputs, after = zip(*[differing(b, rest) for b in branches], strict=True)
+    written = {v for b in branches for v in _places_written(opened(b))}
+    return (
+        [own or any(each) for each in zip(*outputs, strict=True)],
+        [
+            own,
+            *(
+                any(each) or (own and place in written)
+                for place, each in enumerate(zip(*after, strict=True))
+            ),
+        ],
+    )
+
+
+def written_by(jaxpr: Any) -> set[Any]:
+    """Returns the variables of a program, mutable arrays, that it writes to."""
+    written = set()
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _WRITES:
+            written.add(equation.invars[0])
+        for each in inner(equation):
+            # What an equation tests, or stops a loop with, comes first.
+            operands = equation.invars[-len(each.invars) :]
+            written |= {operands[place] for place in _places_written(each)}
+    return written
+
+
+def _places_written(jaxpr: Any) -> set[int]:
+    written = written_by(jaxpr)
+    return {p for p, variable in enumerate(jaxpr.invars) if variable in written}
+
+
+def _of_scan(params: Any, inputs: list[bool]) -> tuple[list[bool], list[bool]]:
     consts, carries = scan_sizes(params)
-    fixed, before = inputs[:consts], inputs[consts : consts + carries]
-    carry, rows = before, inputs[consts + carries :]
+    before = inputs
     while True:
-        outputs = differing(params["jaxpr"], [*fixed, *carry, *rows])
-        after = [a or b for a, b in zip(carry, outputs, strict=False)]
-        if after == carry:
+        outputs, mutable = differing(params["jaxpr"], inputs)
+        after = [a or b for a, b in zip(inputs, mutable, strict=True)]
+        carry = slice(consts, consts + carries)
+        after[carry] = [
+            a or b for a, b in zip(inputs[carry], outputs, strict=False)
+        ]
+        if after == inputs:
             # If the loop runs no step, carried values come out as they went in.
             if not params["length"]:
-                return [*before, *outputs[carries:]]
-            return outputs
-        carry = after
+                return [*before[carry], *outputs[carries:]], before
+            return outputs, after
+        inputs = after
 
 
-def _of_while(equation: Any, inputs: list[bool]) -> list[bool]:
+def _of_while(
+    equation: Any, inputs: list[bool]
+) -> tuple[list[bool], list[bool]]:
     params = equation.params
     of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_fixed = inputs[:of_cond]
-    fixed = inputs[of_cond : of_cond + of_body]
-    carry = inputs[of_cond + of_body :]
+    first = of_cond + of_body
     while True:
-        outputs = differing(params["body_jaxpr"], [*fixed, *carry])
-        stops = differing(params["cond_jaxpr"], [*cond_fixed, *carry])[0]
-        after = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
-        if after == carry:
+        fixed, carry = inputs[of_cond:first], inputs[first:]
+        outputs, in_body = differing(params["body_jaxpr"], [*fixed, *carry])
+        (stops,), in_cond = differing(
+            params["cond_jaxpr"], [*inputs[:of_cond], *carry]
+        )
+        written = _places_written(opened(params["body_jaxpr"]))
+        after = [
+            a or b or (stops and place in written)
+            for place, (a, b) in enumerate(
+                zip(fixed, in_body[:of_body], strict=True)
+            )
+        ]
+        carried = [a or b or stops for a, b in zip(carry, outputs, strict=True)]
+        after = [
+            *map(operator.or_, inputs[:of_cond], in_cond),
+            *after,
+            *carried,
+        ]
+        if after == inputs:
             if stops and meets_inside(equation):
                 raise _meeting_of_some("a loop that some replicas leave sooner")
-            return after
-        carry = after
+            return carried, after
+        inputs = after
 
 
 def _meeting_of_some(where: str) -> ReplicaDivergenceError:

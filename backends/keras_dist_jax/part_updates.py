@@ -93,8 +93,8 @@ class PartUpdates(TracedRunner, UpdatesParts):
         """Returns what this replica updates of a variable."""
         if own is None:
             return self._region.read(variable)
-        if id(variable) in self._region.parts:
-            return self._region.parts[id(variable)]
+        if self._region.is_in_parts(variable):
+            return self._region.part(variable)
         return own.own_part(self._region.read(variable))
 
     def _keep(
@@ -102,7 +102,7 @@ class PartUpdates(TracedRunner, UpdatesParts):
     ) -> None:
         if own is None:
             self._region.write(variable, value)
-        elif id(variable) in self._region.parts:
+        elif self._region.is_in_parts(variable):
             self._region.write_part(variable, value)
         else:
             self._region.write(variable, own.gathered(value))

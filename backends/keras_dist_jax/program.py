@@ -1,6 +1,6 @@
 """A compiled program: one function, for one structure of arguments."""
 
-import contextlib
+import dataclasses
 import operator
 import weakref
 from collections.abc import Callable
@@ -13,31 +13,31 @@ from jax import lax
 from jax import numpy as jnp
 
 from keras_dist.core.context import noting_exchanges
+from keras_dist.core.context import noting_variables
 from keras_dist.core.context import refusing_variables
-from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import HOOKS
 from keras_dist_jax import arrays
-from keras_dist_jax import shards
 from keras_dist_jax import structure
 from keras_dist_jax.arrays import ALONE
 from keras_dist_jax.arrays import COUNT
+from keras_dist_jax.cells import Cells
+from keras_dist_jax.cells import cells_in
+from keras_dist_jax.cells import run
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.jax_internals import forget_effects
 from keras_dist_jax.jaxprs import collectives
 from keras_dist_jax.jaxprs import has_callbacks
 from keras_dist_jax.joined import UnevenError
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.machine import described
-from keras_dist_jax.machine import is_described
 from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.slots import LOCK
 from keras_dist_jax.slots import Slot
 from keras_dist_jax.slots import Slots
+from keras_dist_jax.tracing import TAKEN
 from keras_dist_jax.tracing import Trace
-from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import raise_explained
 
 # References to an array that a variable and its slot have.
@@ -93,8 +93,9 @@ class Program:
         # The outline of each trace's result. A compiled program returns a
         # tuple as long as its trace's index in this list.
         self._outlines: list[Any] = []
+        # The trace that the next program is made of, or `None`.
+        self._next: _Traced | None = None
         self.num_traces = 0
-        self.num_calls = 0
 
     @property
     def is_traced(self) -> bool:
@@ -108,7 +109,7 @@ class Program:
         if self._compiled is None:
             with self._gate.lock, LOCK:
                 if self._compiled is None:
-                    self._survey(leaves)
+                    self._adopt(self._trace(leaves))
         gate, several, meets = self._gate, self._several, ""
         if several is not None and several.is_wide:
             meets = self._meets
@@ -139,9 +140,8 @@ class Program:
             others = _arrays_of(self._taken, self._num_donated)
             donated = others[: self._num_donated]
             del others[: self._num_donated]
-            protect = not self.num_calls
-            if protect or max(map(COUNT, donated), default=0) > ALONE + _OWN:
-                arrays.copy_shared(donated, _OWN, copy_all=protect)
+            if max(map(COUNT, donated), default=0) > ALONE + _OWN:
+                arrays.copy_shared(donated, _OWN)
             try:
                 self._gate.dispatch(
                     self._owner,
@@ -193,7 +193,6 @@ class Program:
         if self._waits:
             jax.block_until_ready((arrays, written))
             jax.effects_barrier()
-        self.num_calls += 1
         for slot, array in zip(self._taken, written, strict=False):
             if slot.is_direct and slot.key in slot.attributes:
                 slot.attributes[slot.key] = slot.seen = slot.array = array
@@ -201,53 +200,61 @@ class Program:
                 slot.keep(array)
         return structure.unpacked(self._outlines[len(trace)], arrays)
 
-    def _survey(self, leaves: list[Any]) -> None:
-        """Traces the function once, only to find its variables."""
-        self._log.note(leaves)
+    def _trace(
+        self, leaves: list[Any], has_made_all: bool = False
+    ) -> "_Traced":
+        """Calls the function, to know what it computes with which variables."""
+        if not has_made_all:
+            self._log.note(leaves)
+        self.num_traces += 1
         lend_global_seed()
-        trace = Trace({}, self._find)
-        trace.is_survey = True
+        trace, outlines = Trace(), []
 
         def body(leaves: list[Any]) -> Any:
             with trace.entered():
-                return structure.packed(self._call(leaves))[0]
+                arrays, outline = structure.packed(self._call(leaves))
+            outlines.append(outline)
+            return arrays
 
-        refusing = (
-            contextlib.nullcontext()
-            if self._is_first
-            else refusing_variables(self._name)
-        )
-        try:
-            with HOOKS, refusing, noting_exchanges() as noted:
-                program = jax.make_jaxpr(body)(leaves)
-        except Exception as error:
-            raise_explained(error, self._name)
-        self._waits = has_callbacks(program)
+        with noting_variables() as made:
+            is_first = self._is_first and self._compiled is None
+            name = None if is_first and not has_made_all else self._name
+            try:
+                with HOOKS, refusing_variables(name), noting_exchanges() as new:
+                    program = jax.make_jaxpr(body)(leaves)
+            except Exception as error:
+                raise_explained(error, self._name)
+        if made:
+            # What it made them for may be another way through its code.
+            return self._trace(leaves, has_made_all=True)
         found = collectives(program)
         if found:
-            exchanges = ", ".join([*noted, *found])
+            exchanges = ", ".join([*new, *found])
             self._meets = f"function `{self._name}`, with {exchanges}"
-        self._adopt(trace)
+        cells = cells_in(program, TAKEN)
+        return _Traced(_shapes(leaves), program, trace, cells, outlines[0])
 
-    def _adopt(self, trace: Trace) -> None:
+    def _adopt(self, traced: "_Traced") -> None:
         """Makes the program take and give the variables of a trace."""
-        self._variables |= trace.variables
+        trace = traced.trace
+        for variable in traced.cells.used.values():
+            trace.has(variable)
+        self._waits = self._waits or has_callbacks(traced.program)
         if trace.layout is not None and trace.gate is not None:
             self._several, self._gate = trace.layout, trace.gate
             self.is_placed = True
         # Variables of a strategy lie on the devices that it runs on.
         self.is_placed = self.is_placed or any(
             "distribute_strategy" in vars(variable)
-            for variable in self._variables.values()
+            for variable in trace.variables.values()
         )
-        self._written |= set(trace.written)
+        self._written |= traced.cells.written.keys()
+        self._variables |= traced.cells.used
         slots = [
             self._slots.of(variable, self._several)
-            for key, variable in self._variables.items()
-            if key in trace.values
-            or key in self._written
-            or shards.is_sharded(variable)
+            for variable in self._variables.values()
         ]
+        self._next = traced
 
         def rank(slot: Slot) -> int:
             if slot.id not in self._written:
@@ -258,7 +265,6 @@ class Program:
         ranks = [*map(rank, slots)]
         self._num_donated = ranks.count(0)
         self._num_written = len(ranks) - ranks.count(2)
-        self.num_calls = 0
 
         # JAX's caches may keep this function, and must not keep the program.
         program = weakref.ref(self)
@@ -274,28 +280,22 @@ class Program:
         self._compiled = jit(body, _named, gives=_unwritten, donate_argnums=0)
 
     def _traced(self, values: list[Any], leaves: list[Any]) -> Any:
-        self.num_traces += 1
-        if self.num_traces > 1:
-            self._log.note(leaves)
-        slots = self._taken
-        trace = Trace(
-            {
-                s.id: s.inside(value)
-                for s, value in zip(slots, values, strict=True)
-            },
-            self._find,
-            variables=self._variables,
-        )
-        with HOOKS, refusing_variables(self._name), trace.entered():
-            arrays, outline = structure.packed(self._call(leaves))
-        if trace.unknown or set(trace.written) - self._written:
-            self._log.note(leaves, "variables that it did not know")
-            self._adopt(trace)
+        traced, self._next = self._next, None
+        if traced is None or traced.shapes != _shapes(leaves):
+            traced = self._trace(leaves)
+        used, written = traced.cells
+        if used.keys() - self._variables or written.keys() - self._written:
+            self._adopt(traced)
             raise _GrownError
+        begin = {
+            slot.id: value
+            for slot, value in zip(self._taken, values, strict=True)
+        }
+        arrays, last = run(traced.program, leaves, {TAKEN: begin})
+        outline = traced.outline
 
         def new(slot: Slot) -> Any:
-            value = slot.outside(jnp.asarray(trace.values[slot.id]))
-            value = lax.convert_element_type(value, slot.variable.dtype)
+            value = last[TAKEN][slot.id]
             if self._several is None:
                 return value
             return lax.with_sharding_constraint(
@@ -321,16 +321,24 @@ class Program:
             ((),) * (len(self._outlines) - 1),
         )
 
-    def _find(self, trace: Trace, variable: keras.Variable) -> Any:
-        # The lookup must not become a part of the program.
-        with opened(None), eagerly():
-            slot = self._slots.of(variable, trace.layout)
-            array = slot.refresh()
-            if array is not None and shards.is_sharded(variable):
-                return described(variable)
-            if not is_described(array):
-                return None if array is None else slot.inside(array)
-        return slot.inside(jnp.zeros(array.shape, array.dtype))
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    """A trace of a function, for arguments of one kind."""
+
+    shapes: Any
+    program: Any
+    trace: Trace
+    cells: Cells
+    outline: Any
+
+
+def _shapes(leaves: list[Any]) -> list[Any]:
+    """Returns what a trace depends on, of arguments or their tracers."""
+    return [
+        (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False))
+        for leaf in leaves
+    ]
 
 
 def _named(donated: Any, others: Any, leaves: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -20,7 +19,6 @@ from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import widened
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import opened
@@ -30,26 +28,30 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.call import ReplicaCall
-from keras_dist.replica.state import Writes
 from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import scans
 from keras_dist_jax import shards
 from keras_dist_jax.agreement import OwnList
-from keras_dist_jax.agreement import OwnWrites
+from keras_dist_jax.arrays import eagerly
+from keras_dist_jax.cells import cell_of
+from keras_dist_jax.cells import write
 from keras_dist_jax.control_flow import summed_by
 from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.joined import Local
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.layout import default_device
+from keras_dist_jax.shards import Shards
 from keras_dist_jax.tracing import Trace
 from keras_dist_jax.tracing import TraceScope
 from keras_dist_jax.tracing import current_trace
-from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 from keras_dist_jax.tracing import share_of
 
 T = TypeVar("T")
+# The roles of the cells of a region: of what a replica has of a variable, which
+# may be a part, and of all of one in parts.
+OWN, ALL = "own", "all"
 # Most elements of a value that the compiler may know, such as a sum of no rows.
 _MAY_BE_CONSTANT = 2**16
 
@@ -62,22 +64,21 @@ class Region:
         strategy: RunsReplicas,
         layout: Layout,
         trace: Trace,
-        values: Mapping[int, Any],
-        parts: Mapping[int, Any],
+        is_sharded: bool,
         runner: Callable[["Region"], "TracedRunner"],
     ) -> None:
         self.strategy = strategy
         self.layout = layout
         self.trace = trace
         self.count = layout.num_replicas
+        # The first value that the body traces: it knows the body's trace.
         self.index = lax.axis_index(AXIS)
-        self.values = dict(values)
-        # By id of a sharded variable: this replica's part.
-        self.parts = dict(parts)
-        self.written: dict[int, keras.Variable] = {}
+        # Ids of variables in parts to which a replica has assigned all.
+        self._are_whole: set[int] = set()
+        self._is_sharded = is_sharded
+        self._all_of: dict[int, Any] = {}
         self.scope = RegionScope(self)
         self.runner = runner(self)
-        self.branches = trace.branches
         # By the id of the first component of a gathered value: all components,
         # and this replica's own.
         self._gathered: dict[int, tuple[list[Any], Any]] = {}
@@ -94,47 +95,58 @@ class Region:
     def read(self, variable: keras.Variable) -> Any:
         """Returns a variable's value on the replica, or `None` without one."""
         check_owner(variable, self.strategy)
-        key = id(variable)
-        if key not in self.values and key in self.parts:
-            own, part = shards.shards_of(variable), self.parts[key]
-            self.trace.variables[key] = variable
-            if scans.gathers_again():
-                return own.gathered(part)
-            with tracing_with(part):
-                self.values[key] = own.gathered(part)
-        if key not in self.values:
-            value = self.trace.read(variable)
-            if value is None:
-                return None
-            if is_split(variable):
-                value = lax.dynamic_index_in_dim(
-                    value, self.index, keepdims=False
-                )
-            elif shards.is_sharded(variable) and key not in self.trace.values:
-                return value
-            elif not isinstance(value, jax.core.Tracer):
-                # A body can't take arrays of several devices. One shard is
-                # enough: a trace that meets an unknown variable is discarded.
-                value = value.addressable_shards[0].data
-            self.values[key] = value
-        self.trace.variables[key] = variable
-        return self.values[key]
+        if not self.trace.has(variable):
+            return None
+        if not self.is_in_parts(variable):
+            return self._cell_of_value(variable)[...]
+        own, key = shards.shards_of(variable), id(variable)
+        if scans.gathers_again():
+            return own.gathered(self.part(variable))
+        if key not in self._all_of:
+            with tracing_with(self.index):
+                self._all_of[key] = own.gathered(self.part(variable))
+        return self._all_of[key]
 
     def is_in_parts(self, variable: keras.Variable) -> bool:
         """Tells whether a read gathers the parts of all replicas."""
-        return id(variable) in self.parts
+        is_divided = self.divided_by(variable) is not None
+        return is_divided and id(variable) not in self._are_whole
+
+    def divided_by(self, variable: keras.Variable) -> Shards | None:
+        """Returns how replicas divide a variable; `None` if each has it all."""
+        if not self._is_sharded or not shards.is_sharded(variable):
+            return None
+        own = shards.shards_of(variable)
+        return own if own.is_over_replicas else None
+
+    def _cell_of_value(self, variable: keras.Variable) -> jax.Ref:
+        role = OWN if self.divided_by(variable) is None else ALL
+        return cell_of(variable, role, variable.shape)
+
+    def _cell_of_part(self, variable: keras.Variable) -> jax.Ref:
+        own = shards.shards_of(variable)
+        return cell_of(variable, OWN, own.in_region.part_shape)
+
+    def part(self, variable: keras.Variable) -> Any:
+        """Returns this replica's part of a variable in parts."""
+        return self._cell_of_part(variable)[...]
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         check_owner(variable, self.strategy)
-        self.parts.pop(id(variable), None)
-        self.values[id(variable)] = value
-        self.written[id(variable)] = variable
+        self.trace.has(variable)
+        cell = self._cell_of_value(variable)
+        if self.is_in_parts(variable):
+            self._are_whole.add(id(variable))
+            # A branch may leave it as it is.
+            with tracing_with(self.index):
+                part = self.part(variable)
+                write(cell, shards.shards_of(variable).gathered(part))
+        write(cell, value)
 
     def write_part(self, variable: keras.Variable, part: Any) -> None:
         """Replaces this replica's part of a sharded variable."""
-        self.parts[id(variable)] = part
-        self.values.pop(id(variable), None)
-        self.written[id(variable)] = variable
+        self._all_of.pop(id(variable), None)
+        write(self._cell_of_part(variable), part)
 
     def everyone(self, nest: Any) -> list[Any]:
         """Gathers a nest of every replica; only tensors need a collective."""
@@ -201,15 +213,6 @@ class RegionScope(TraceScope):
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
         region = self.trace
-        if region.trace.branches > region.branches:
-            raise UnsupportedModelError(
-                "Replicas can't write a variable together in a branch of a "
-                f"compiled function. Received: variable '{variable.path}', "
-                "written in `cond` by an optimizer, `merge_call` or an "
-                "assignment that is aggregated. Expected: such writes "
-                "outside of control flow. Choose the value with "
-                "`keras.ops.where`, and apply it in every step."
-            )
         if is_split(variable):
             value = lax.select_n(
                 region.index,
@@ -231,6 +234,8 @@ _COLLECTIVES = {
 
 class TracedReplica(Replica):
     """Stands for every replica while one trace is made for all of them."""
+
+    has_copies = False
 
     def __init__(self, region: Region) -> None:
         super().__init__(region.index, WHOLE)
@@ -333,15 +338,12 @@ class TracedCall(ReplicaCall):
         strategy: Any = region.strategy
         super().__init__(TracedReplica(region), region.runner, strategy)
         self._region = region
-        self.writes = OwnWrites()
 
     def read(self, variable: keras.Variable) -> Any:
         return self._region.read(variable)
 
     def write(self, variable: keras.Variable, value: Any) -> None:
-        check_owner(variable, self.strategy)
-        self.scope.state_mapping[id(variable)] = value
-        self.writes[id(variable)] = (variable, value)
+        self._region.write(variable, value)
 
     def total(self, what: str, value: Any) -> Any:
         layout = self._region.layout
@@ -355,10 +357,6 @@ class TracedCall(ReplicaCall):
 
     def of_its_own(self, values: list[Any]) -> list[Any]:
         return OwnList(values)
-
-    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
-        for variable, value in writes[0].values():
-            self._region.write(variable, value)
 
     def sum_gradients(
         self,

@@ -15,12 +15,12 @@ from keras_dist.core.variable_layouts import Axes
 from keras_dist.internals.keras_internals import in_symbolic_scope
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.arrays import eagerly
 from keras_dist_jax.jaxprs import AXIS
 from keras_dist_jax.layout import Layout
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.machine import described_value
 from keras_dist_jax.machine import is_described
-from keras_dist_jax.tracing import eagerly
 
 # Attributes of a sharded variable: its array, and the array's `Shards`.
 STORED = "_keras_dist_stored"
@@ -88,7 +88,7 @@ class Shards:
             spec[self._axis] = AXIS
             parts[self._axis] = -(-of_array[self._axis] // count)
             stored[self._axis] = parts[self._axis] * count
-        self.part_shape, self._stored_shape = tuple(parts), tuple(stored)
+        self.part_shape, self.stored_shape = tuple(parts), tuple(stored)
         self.sharding = NamedSharding(mesh, PartitionSpec(*spec))
         # Whether replicas have parts, and the part that a replica has in a
         # region, where the compiler divides the other axes.
@@ -101,9 +101,9 @@ class Shards:
         """Converts a whole value to the array's shape."""
         library = jnp if isinstance(value, jax.Array) else np
         value = library.reshape(value, self.shape or (1,))
-        if value.shape == self._stored_shape:
+        if value.shape == self.stored_shape:
             return value
-        pairs = zip(self._stored_shape, value.shape, strict=True)
+        pairs = zip(self.stored_shape, value.shape, strict=True)
         return library.pad(value, [(0, more - size) for more, size in pairs])
 
     def whole(self, array: Any) -> Any:
@@ -172,13 +172,13 @@ class Shards:
         """Makes the array of a whole value that each worker has."""
         if is_described(value):
             return jax.ShapeDtypeStruct(
-                self._stored_shape, value.dtype, sharding=self.sharding
+                self.stored_shape, value.dtype, sharding=self.sharding
             )
         return self._divided(self.stored(np.asarray(value)))
 
     def put_own(self, part: np.ndarray[Any, Any]) -> Any:
         """Makes the array from this worker's part, as `own_part` gives it."""
-        if part.shape == self._stored_shape:
+        if part.shape == self.stored_shape:
             return self._divided(part)
         assert self._axis is not None
         first = self.layout.first * self.part_shape[self._axis]
@@ -186,7 +186,7 @@ class Shards:
 
     def _divided(self, value: np.ndarray[Any, Any], first: int = 0) -> Any:
         """Makes the array of a value, which begins at `first` of its axis."""
-        shape, axis = self._stored_shape, self._axis
+        shape, axis = self.stored_shape, self._axis
         places = self.sharding.addressable_devices_indices_map(shape)
 
         def part_on(device: Any) -> Any:
@@ -199,7 +199,7 @@ class Shards:
         # Copies: a device may use the memory of the array that it is given.
         placed = [arrays.copy_of(part_on(d)) for d in self.layout.holders]
         return jax.make_array_from_single_device_arrays(
-            self._stored_shape, self.sharding, placed
+            self.stored_shape, self.sharding, placed
         )
 
 

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import keras
 from jax import lax
 
@@ -16,6 +15,7 @@ from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import arrays
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax import shards
+from keras_dist_jax.arrays import eagerly
 from keras_dist_jax.joined import join
 from keras_dist_jax.joined import parts_of
 from keras_dist_jax.layout import Layout
@@ -24,7 +24,6 @@ from keras_dist_jax.machine import described_value
 from keras_dist_jax.machine import is_described
 from keras_dist_jax.placement import LENT
 from keras_dist_jax.placement import place
-from keras_dist_jax.tracing import eagerly
 from keras_dist_jax.tracing import is_split
 
 # Held while programs take and replace the arrays of variables.
@@ -63,14 +62,6 @@ class Slot(ABC):
     @abstractmethod
     def refresh(self) -> Any:
         """Looks the array up again; `None` without a value."""
-
-    def inside(self, array: Any) -> Any:
-        """Converts the array that a program takes to the variable's value."""
-        return array
-
-    def outside(self, value: Any) -> Any:
-        """Converts the variable's value to the array that a program gives."""
-        return value
 
     def keep(self, array: Any) -> None:
         """Stores a new array that a program gave."""
@@ -158,14 +149,6 @@ class ShardedSlot(Slot):
     def refresh(self) -> Any:
         self.seen = self.array = shards.stored(self.variable)
         return self.array
-
-    def inside(self, array: Any) -> Any:
-        if not isinstance(array, jax.core.Tracer):
-            return internals.array_of(self.variable)
-        return self._shards.whole(array)
-
-    def outside(self, value: Any) -> Any:
-        return self._shards.stored(value)
 
     def give_back(self, array: Any) -> None:
         """Undoes `take_away`; a NumPy array is this worker's part."""

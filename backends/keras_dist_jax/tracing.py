@@ -4,7 +4,6 @@ import contextlib
 import threading
 from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from typing import Any
 from typing import NoReturn
 
@@ -18,12 +17,14 @@ from keras_dist.errors import TraceError
 from keras_dist.internals.keras_internals import opened
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.scopes import Overlay
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax import shards
+from keras_dist_jax.arrays import eagerly
+from keras_dist_jax.cells import cell_of
+from keras_dist_jax.cells import write
 from keras_dist_jax.gate import Gate
 from keras_dist_jax.layout import Layout
-from keras_dist_jax.machine import is_described
-
-# Computes at once while it is open, although a function is traced.
-eagerly = jax.ensure_compile_time_eval
+from keras_dist_jax.machine import current_machine
 
 
 def is_split(variable: keras.Variable) -> bool:
@@ -32,35 +33,17 @@ def is_split(variable: keras.Variable) -> bool:
 
 
 class Trace:
-    """One trace of a compiled function."""
+    """One trace of a compiled function, which reads and writes cells."""
 
-    def __init__(
-        self,
-        values: Mapping[int, Any],
-        find: Any,
-        variables: Mapping[int, keras.Variable] | None = None,
-    ) -> None:
-        self.values = dict(values)
-        self.variables = dict(variables or {})
-        self.written: dict[int, keras.Variable] = {}
-        self.unknown = False
-        self._find = find
+    def __init__(self) -> None:
+        # By id: all variables that it met, whose values may be no tensors.
+        self.variables: dict[int, keras.Variable] = {}
         self.scope = TraceScope(self)
-        # The depth of branches of control flow.
-        self.branches = 0
-        # Whether the trace only finds variables, and is not compiled.
-        self.is_survey = False
         # The layout and gate of a program on several devices.
         self.layout: Layout | None = None
         self.gate: Gate | None = None
         # The `Region` that is being traced, or `None`.
         self.region: Any = None
-
-    def within(self, values: Mapping[int, Any]) -> "Trace":
-        """Returns the trace of a part with other values of the variables."""
-        inner = Trace(values, self._find, self.variables)
-        inner.layout, inner.gate = self.layout, self.gate
-        return inner
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -83,33 +66,48 @@ class Trace:
             )
         self.layout, self.gate = layout, gate
 
-    def read(self, variable: keras.Variable) -> Any:
-        """Returns a variable's value, with a replica axis if they differ."""
-        self._note(variable)
-        key = id(variable)
-        if key not in self.values:
-            found = self._find(self, variable)
-            if found is None:
-                return None
-            self.unknown = True
-            if is_described(found):
-                # The trace is discarded, and only the shape counts. Zeros that
-                # are traced take no memory; another part has its own.
-                return jnp.zeros(found.shape, found.dtype)
-            self.values[key] = found
-        return self.values[key]
-
-    def write(self, variable: keras.Variable, value: Any) -> None:
-        """Sets a variable's value, with a replica axis if replicas differ."""
-        self._note(variable)
-        self.written[id(variable)] = variable
-        self.values[id(variable)] = value
-
-    def _note(self, variable: keras.Variable) -> None:
+    def has(self, variable: keras.Variable) -> bool:
+        """Notes a variable; tells whether it has a value."""
         self.variables[id(variable)] = variable
         owner = vars(variable).get("distribute_strategy")
         if owner is not None and not owner.plan.is_one_device:
             self.use(owner.executor.layout, owner.executor.gate)
+        if shards.is_sharded(variable):
+            return shards.stored(variable) is not None
+        if internals.array_of(variable) is not None:
+            return True
+        return current_machine() is not None
+
+    def read(self, variable: keras.Variable) -> Any:
+        """Returns a variable's value, with a replica axis if they differ."""
+        if not self.has(variable):
+            return None
+        array = taken_cell(variable)[...]
+        if shards.is_sharded(variable):
+            return shards.shards_of(variable).whole(array)
+        return array
+
+    def write(self, variable: keras.Variable, value: Any) -> None:
+        """Sets a variable's value, with a replica axis if replicas differ."""
+        self.has(variable)
+        if shards.is_sharded(variable):
+            value = shards.shards_of(variable).stored(value)
+        write(taken_cell(variable), value)
+
+
+# The role of the cells of what programs take: all replicas' values of a
+# variable if they differ, or an array in parts.
+TAKEN = "taken"
+
+
+def taken_cell(variable: Any) -> jax.Ref:
+    """Returns the cell of what programs take of a variable."""
+    shape = tuple(variable.shape)
+    if shards.is_sharded(variable):
+        shape = shards.shards_of(variable).stored_shape
+    elif is_split(variable):
+        shape = variable.distribute_strategy.plan.num_replicas, *shape
+    return cell_of(variable, TAKEN, shape)
 
 
 class TraceScope(Overlay):

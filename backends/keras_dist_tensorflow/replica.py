@@ -93,7 +93,8 @@ class TensorFlowReplica(Replica):
         if self.share is WHOLE or not variable.trainable:
             self.check_write(variable)
         if not variable.trainable:
-            return value
+            # As a variable, which no gradient passes through.
+            return tf.stop_gradient(value)
         return self.hold_trainable(variable, value)
 
     @abstractmethod

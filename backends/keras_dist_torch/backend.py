@@ -240,11 +240,30 @@ class TorchBackend(
             ]
             with _read_as_leaves(variables) as leaves:
                 value, aux = fn(*own)
-            gradients = _gradients(value, [*leaves, *own], is_nested)
+                last = [variable.value for variable in variables]
+            # A replica reads what it assigned as a leaf of its own.
+            assigned = {
+                index: leaf
+                for index, leaf in enumerate(last)
+                if leaf is not leaves[index] and leaf.requires_grad
+            }
+            sources = [*leaves, *own, *assigned.values()]
+            gradients = _gradients(value, sources, is_nested)
+        count = len(leaves) + len(own)
+        for index, more in zip(assigned, gradients[count:], strict=True):
+            gradients[index] = _sum_of(gradients[index], more)
+        del gradients[count:]
         if not is_nested:
             # No derivative of these will be asked for: free their graphs.
             value, aux = keras.tree.map_structure(detached, (value, aux))
         return value, aux, gradients
+
+
+def _sum_of(gradient: Any, more: Any) -> Any:
+    """Adds gradients, each of which may be `None`."""
+    if gradient is None or more is None:
+        return more if gradient is None else gradient
+    return gradient + more
 
 
 @contextlib.contextmanager

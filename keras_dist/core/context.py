@@ -291,6 +291,8 @@ class _Tracing(threading.local):
         self.inlines = False
         # What the program that is traced exchanges between workers, in words.
         self.exchanges: list[str] = []
+        # Has an item for each variable that is made.
+        self.made: list[None] = []
         # The compiled function that is not to make variables any more.
         self.has_made_all: str | None = None
 
@@ -321,6 +323,14 @@ def note_exchange(words: str) -> None:
     _tracing.exchanges.append(words)
 
 
+@contextlib.contextmanager
+def noting_variables() -> Iterator[list[None]]:
+    """Yields a list that has an item for each variable that is made inside."""
+    made: list[None] = []
+    with replaced(_tracing, made=made):
+        yield made
+
+
 def refusing_variables(
     name: str | None,
 ) -> contextlib.AbstractContextManager[None]:
@@ -329,7 +339,8 @@ def refusing_variables(
 
 
 def check_made_in_time() -> None:
-    """Raises `TraceError` under `refusing_variables`."""
+    """Notes a new variable; raises `TraceError` under `refusing_variables`."""
+    _tracing.made.append(None)
     if _tracing.has_made_all is not None:
         raise creation_error(_tracing.has_made_all)
 
@@ -346,11 +357,11 @@ def creation_error(name: str) -> TraceError:
     )
 
 
-def tracing_state() -> tuple[bool, str | None, list[str]]:
+def tracing_state() -> dict[str, Any]:
     """Returns this thread's state for a helper thread to `inherit_tracing`."""
-    return _tracing.inlines, _tracing.has_made_all, _tracing.exchanges
+    return dict(vars(_tracing))
 
 
-def inherit_tracing(state: tuple[bool, str | None, list[str]]) -> None:
+def inherit_tracing(state: dict[str, Any]) -> None:
     """Sets this thread's state to the `tracing_state` of another thread."""
-    _tracing.inlines, _tracing.has_made_all, _tracing.exchanges = state
+    vars(_tracing).update(state)

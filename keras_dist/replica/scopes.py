@@ -53,7 +53,7 @@ class Overlay(LayerScope):
 
 
 class Recording(Overlay):
-    """An overlay that keeps assignments until `replay` makes them."""
+    """An overlay that keeps assignments, and makes none."""
 
     def __init__(
         self,
@@ -81,12 +81,6 @@ class Recording(Overlay):
         ]
 
 
-def replay(written: Iterable[tuple[keras.Variable, Any]]) -> None:
-    """Assigns the values that a `Recording` kept, once it is closed."""
-    for variable, value in written:
-        variable.assign(value)
-
-
 def value_in(
     scope: keras.StatelessScope | None, variable: keras.Variable
 ) -> Any:
@@ -105,11 +99,6 @@ def base_scope() -> keras.StatelessScope | None:
     while isinstance(scope, Overlay):
         scope = scope.below
     return scope
-
-
-def is_recorded() -> bool:
-    """Returns whether a `Recording` keeps this thread's assignments."""
-    return isinstance(keras_internals.stateless_scope(), Recording)
 
 
 def values_are_replaced() -> bool:

@@ -1,5 +1,7 @@
 """What a function does beside its value is done, once."""
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from keras import ops
 import keras_dist
 from gradients.helpers import BACKEND
 from gradients.helpers import array
+from gradients.helpers import local
+from gradients.helpers import strategy_of
 
 X = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]], "float32")
 
@@ -259,3 +263,112 @@ def test_inside_of_a_tf_function():
 
     assert [float(step(tf.constant(x))) for x in (2.0, 2.0, 0.0)] == [9, 0, 0]
     assert float(metric.result()) == 1.0
+
+
+ways = pytest.mark.parametrize("way", ["code", "function", "replicas"])
+
+
+def differentiated(way, fn, variables):
+    """Gradients of a function: of Python code, compiled, or on replicas."""
+    if way == "code":
+        return [array(g) for g in keras_dist.gradient(fn, variables)]
+    step = keras_dist.function(lambda: keras_dist.gradient(fn, variables))
+    if way == "function":
+        return [array(g) for g in step()]
+    return [local(g)[0] for g in keras_dist.get_strategy().run(step)]
+
+
+def scope_of(way):
+    return strategy_of(2).scope() if way == "replicas" else nullcontext()
+
+
+@ways
+def test_no_gradient_passes_through_an_assignment(way):
+    with scope_of(way):
+        v, kept = keras.Variable(2.0), keras.Variable(0.0, trainable=False)
+
+        def fn():
+            kept.assign(v * 3.0)
+            return kept * v
+
+        (grad,) = differentiated(way, fn, [v])
+        assert float(array(kept)) == 6.0
+    assert float(grad) == 6.0
+
+
+@ways
+def test_what_is_read_after_an_assignment_has_a_gradient(way):
+    with scope_of(way):
+        v = keras.Variable(5.0)
+
+        def fn():
+            before = v * 1.0
+            v.assign(v * 3.0)
+            return v * v + before
+
+        (grad,) = differentiated(way, fn, [v])
+        assert float(array(v)) == 15.0
+    assert float(grad) == 2 * 15.0 + 1.0
+
+
+@ways
+def test_a_normalized_kernel_has_the_gradient_of_the_layer(way):
+    with scope_of(way):
+        layer = keras.layers.SpectralNormalization(keras.layers.Dense(3))
+        layer.build((None, 2))
+        (grad,) = differentiated(
+            way,
+            lambda: ops.sum(ops.square(layer(X, training=True))),
+            [layer.layer.kernel],
+        )
+        kernel, bias = array(layer.layer.kernel), array(layer.layer.bias)
+    expected = 2 * X.T @ (X @ kernel + bias)
+    np.testing.assert_allclose(grad, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_replicas", [0, 1, 2])
+@pytest.mark.parametrize("where", ["cond", "while_loop", "fori_loop", "scan"])
+def test_assignments_in_control_flow_of_a_compiled_function(
+    where, num_replicas
+):
+    strategy = strategy_of(num_replicas) if num_replicas else None
+    with strategy.scope() if strategy else nullcontext():
+        v = keras.Variable(2.0)
+        count = keras.Variable(0.0, trainable=False)
+
+        def once(x):
+            count.assign_add(1.0)
+            return x * v
+
+        def repeated(x):
+            if where == "cond":
+                return ops.cond(x > 0.0, lambda: once(x), lambda: x)
+            if where == "while_loop":
+                return ops.while_loop(lambda x: x < 10.0, once, x)
+            if where == "fori_loop":
+                return ops.fori_loop(0, 3, lambda _, x: once(x), x)
+            return ops.scan(lambda x, _: (once(x), x), x, length=3)[0]
+
+        @keras_dist.function
+        def step(x):
+            repeated(x)
+            if where == "while_loop" and BACKEND == "jax":
+                return 0.0  # JAX can't differentiate it
+            return keras_dist.gradient(lambda: repeated(x), v)
+
+        x = ops.convert_to_tensor(np.float32(3.0))
+        run = strategy.run if strategy else lambda fn, args: fn(*args)
+        if BACKEND == "tensorflow" and num_replicas == 2:
+            with pytest.raises(keras_dist.UnsupportedModelError, match="scan"):
+                run(step, args=(x,))
+            return
+        grads = local(run(step, args=(x,)))
+    # The derivatives of 3 v, 3 v**2 (which is enough for 10) and 3 v**3.
+    times, expected = {"cond": (1, 3.0), "while_loop": (2, 12.0)}.get(
+        where, (3, 36.0)
+    )
+    if where == "while_loop" and BACKEND == "jax":
+        assert float(array(count)) == times
+        return
+    assert float(array(count)) == 2 * times
+    assert [float(g) for g in grads] == [expected] * max(num_replicas, 1)

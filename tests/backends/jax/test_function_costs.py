@@ -10,6 +10,7 @@ import pytest
 from keras import ops
 
 import keras_dist
+from keras_dist_jax import arrays
 
 ROWS = 16
 
@@ -163,3 +164,53 @@ def test_what_a_user_holds_is_not_donated():
     np.testing.assert_array_equal(held, numbers)
     np.testing.assert_array_equal(shard, numbers)
     assert not np.array_equal(ops.convert_to_numpy(model.weights[0]), numbers)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_the_first_call_traces_once_and_copies_nothing(
+    num_replicas, monkeypatch
+):
+    strategy = strategy_of(num_replicas)
+    with strategy.scope():
+        v = keras.Variable(np.ones(4, "float32"))
+    copied, calls = [], []
+    original = arrays.copy_of
+    monkeypatch.setattr(
+        arrays, "copy_of", lambda each: (copied.append(1), original(each))[1]
+    )
+
+    @keras_dist.function
+    def step():
+        calls.append(v.value)
+        v.assign_add(v * 1.0)
+
+    for _ in range(2):
+        strategy.run(step)
+    assert len(calls) == 1 and not copied
+    np.testing.assert_array_equal(v.numpy(), 4.0)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+def test_a_first_call_that_makes_variables_is_traced_twice(num_replicas):
+    """What it made may change its way: here, a scale that was a number."""
+    strategy = strategy_of(num_replicas)
+    calls = []
+    with strategy.scope():
+        v = keras.Variable(1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.5), initial_scale=2.0, dynamic_growth_steps=1
+        )
+
+    @keras_dist.function
+    def step():
+        calls.append(optimizer.built)
+        loss, grads = keras_dist.value_and_grad(
+            lambda: optimizer.scale_loss(v * 1.0), [v]
+        )
+        optimizer.apply(grads, [v])
+
+    for _ in range(3):
+        strategy.run(step)
+    assert calls == [False, True]
+    assert float(optimizer.dynamic_scale) == 16.0
+    assert float(v) == 1.0 - 3 * 0.5 * num_replicas
