@@ -145,7 +145,7 @@ def hygiene():
 def all_are_large(monkeypatch):
     """Shards variables of any size, so that small models will do."""
     if keras.backend.backend() == "jax":
-        from keras_dist_jax import shards
+        from keras_dist_jax.sharding import shards
 
         monkeypatch.setattr(shards, "LEAST_ELEMENTS", 1)
 

@@ -34,33 +34,33 @@ from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist_jax import checkpoints
-from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
-from keras_dist_jax.compilation import compiled_program
-from keras_dist_jax.compiler import JaxCompiler
-from keras_dist_jax.control_flow import differentiate
-from keras_dist_jax.executor import JaxCentralExecutor
-from keras_dist_jax.executor import JaxExecutor
-from keras_dist_jax.gate import Gate
-from keras_dist_jax.gate import OneAtATime
+from keras_dist_jax.cluster import start as joining
+from keras_dist_jax.cluster.workers import JaxWorkers
+from keras_dist_jax.cluster.workers import devices_of
+from keras_dist_jax.executors.executor import JaxCentralExecutor
+from keras_dist_jax.executors.executor import JaxExecutor
+from keras_dist_jax.executors.logical import JaxLogicalExecutor
+from keras_dist_jax.executors.sharded import JaxShardedExecutor
+from keras_dist_jax.functions.compiler import JaxCompiler
+from keras_dist_jax.functions.gradients import differentiate
 from keras_dist_jax.hooks import table
-from keras_dist_jax.joined import register_trees
-from keras_dist_jax.layout import Layout
-from keras_dist_jax.layout import MeshLayout
-from keras_dist_jax.layout import SingleLayout
-from keras_dist_jax.layout import WideLayout
-from keras_dist_jax.layout import jax_devices
-from keras_dist_jax.logical import JaxLogicalExecutor
 from keras_dist_jax.machine import Machine
 from keras_dist_jax.machine import compiling_for
 from keras_dist_jax.machine import current_machine
+from keras_dist_jax.placement.layout import Layout
+from keras_dist_jax.placement.layout import MeshLayout
+from keras_dist_jax.placement.layout import SingleLayout
+from keras_dist_jax.placement.layout import WideLayout
+from keras_dist_jax.placement.layout import jax_devices
+from keras_dist_jax.placement.per_replica import register_trees
 from keras_dist_jax.profiler import JaxProfiler
-from keras_dist_jax.sharded import JaxShardedExecutor
-from keras_dist_jax.target_workers import TargetWorkers
-from keras_dist_jax.topologies import machine_of
-from keras_dist_jax.tpus import tpu_places
-from keras_dist_jax.workers import JaxWorkers
-from keras_dist_jax.workers import devices_of
+from keras_dist_jax.targets.compilation import compiled_program
+from keras_dist_jax.targets.topologies import machine_of
+from keras_dist_jax.targets.tpus import tpu_places
+from keras_dist_jax.targets.workers import TargetWorkers
+from keras_dist_jax.throttle import OneAtATime
+from keras_dist_jax.throttle import Throttle
 
 runtime_internals.check()
 register_trees()
@@ -79,8 +79,8 @@ class JaxBackend(
 
     def __init__(self) -> None:
         self._profiler = JaxProfiler()
-        self._cpu_gate = OneAtATime()
-        self._plain_compiler = JaxCompiler(None, Gate())
+        self._cpu_throttle = OneAtATime()
+        self._plain_compiler = JaxCompiler(None, Throttle())
         self._workers: JaxWorkers | None = None
 
     def hooks(self) -> Iterable[Hook]:
@@ -128,7 +128,7 @@ class JaxBackend(
             self._workers = TargetWorkers(cluster, options)
             return
         watch = joining.join(cluster, options)
-        self._workers = JaxWorkers(cluster, options, watch, self._cpu_gate)
+        self._workers = JaxWorkers(cluster, options, watch, self._cpu_throttle)
         self._plain_compiler.agrees = True
 
     def check_alone(self) -> None:
@@ -165,19 +165,21 @@ class JaxBackend(
         layout: Layout | None = None,
     ) -> JaxExecutor:
         layout = layout or mesh_of(plan, self._workers)
-        gate: Gate = self._cpu_gate if layout.one_at_a_time else Gate()
+        throttle: Throttle = (
+            self._cpu_throttle if layout.one_at_a_time else Throttle()
+        )
         if current_machine() is not None:  # no program runs
-            gate = Gate()
+            throttle = Throttle()
         if plan.cluster is None:
-            return make(plan, layout, gate)
+            return make(plan, layout, throttle)
         if self._workers is None:
             raise ClusterError(
                 "A plan for several workers was used before this process "
                 f"joined its cluster. Received: {plan.cluster}. Call "
                 "`Backend.join` first."
             )
-        gate = self._workers.watched(gate)
-        return make(plan, layout, gate, self._workers)
+        throttle = self._workers.watched(throttle)
+        return make(plan, layout, throttle, self._workers)
 
     @contextlib.contextmanager
     def on_target(self, target: Target) -> Iterator[Sequence[int]]:

@@ -22,8 +22,8 @@ from keras_dist.errors import UnsupportedBackendError
 from keras_dist.plugin.powers import Writing
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax import shards
-from keras_dist_jax.executor import JaxExecutor
+from keras_dist_jax.executors.executor import JaxExecutor
+from keras_dist_jax.sharding import shards
 
 _ARRAYS = "arrays"
 
@@ -153,8 +153,8 @@ def _alone(executor: JaxExecutor | None) -> Iterator[None]:
     if executor is None:
         yield
         return
-    with executor.gate.lock:
-        executor.gate.settle(None)
+    with executor.throttle.lock:
+        executor.throttle.settle(None)
         yield
 
 
@@ -170,9 +170,9 @@ def _array_of(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
     array = internals.array_of(variable)
     if array is None or isinstance(variable, SyncOnReadVariable):
         array = variable.value
-    if executor is None or not executor.layout.is_wide:
+    if executor is None or not executor.layout.is_global:
         return array
-    return executor.layout.widen(executor.layout.place(array))
+    return executor.layout.to_global(executor.layout.place(array))
 
 
 def _wanted(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
@@ -182,8 +182,8 @@ def _wanted(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
         return jax.ShapeDtypeStruct(
             array.shape, array.dtype, sharding=array.sharding
         )
-    if executor is not None and executor.layout.is_wide:
-        sharding = executor.layout.whole
+    if executor is not None and executor.layout.is_global:
+        sharding = executor.layout.replicated
     else:
         sharding = _array_of(variable, executor).sharding
     return jax.ShapeDtypeStruct(
@@ -198,7 +198,7 @@ def _set(
         shards.set_array(variable, array)
         return
     if executor is not None:
-        array = executor.layout.narrow(array)
+        array = executor.layout.to_local(array)
     if shards.is_sharded(variable):
         own = shards.shards_of(variable)
         shards.set_array(variable, own.put(np.asarray(array)))

@@ -10,9 +10,9 @@ import keras
 
 from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import as_hook
-from keras_dist_jax import control_flow
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.initial_values import make_in_parts
+from keras_dist_jax.functions import gradients as control_flow
+from keras_dist_jax.sharding.initial_values import make_in_parts
 
 
 def table() -> Iterator[Hook]:

@@ -23,9 +23,9 @@ from keras_dist.cli.jobs.target import strategy_of
 from keras_dist.planning.report import choice_on
 from keras_dist.planning.targets import read_target
 from keras_dist.plugin.backend import get_backend
-from keras_dist_jax.joined import JoinedPerReplica
+from keras_dist_jax.fit.trainer import stateless
 from keras_dist_jax.machine import current_machine
-from keras_dist_jax.trainer import stateless
+from keras_dist_jax.placement.per_replica import JoinedPerReplica
 
 WIDTH, CLASSES, ROWS, STEPS = 256, 10, 32, 3
 WIDE, NUM_BLOCKS = 1024, 8
@@ -224,7 +224,7 @@ def described(layout, shape, dtype):
     count = layout.num_replicas
     if count == 1:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding)
-    array = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.cut)
+    array = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.divided)
     return JoinedPerReplica(array, False, layout)
 
 
@@ -248,10 +248,10 @@ def is_as_keras_traces_it(target):
             step = jax.jit(
                 stateless(made, "train_step"),
                 donate_argnums=0,
-                in_shardings=(layout.whole, layout.cut),
+                in_shardings=(layout.replicated, layout.divided),
                 out_shardings=(
-                    layout.whole if layout.is_wide else None,
-                    layout.whole,
+                    layout.replicated if layout.is_global else None,
+                    layout.replicated,
                 ),
             )
             expected = step.trace(state, batch).lower().as_text()

@@ -514,7 +514,7 @@ def test_a_strategy_with_one_worker_on_several_hosts(refused):
 
 @ON_JAX
 def test_a_compiler_that_is_not_installed(refused, monkeypatch):
-    from keras_dist_jax import topologies
+    from keras_dist_jax.targets import topologies
 
     monkeypatch.setattr(topologies, "find_spec", lambda name: None)
     spec = ("--model", "models_for_targets:wide")

@@ -58,7 +58,7 @@ class Recorder(keras.Model):
 @contextlib.contextmanager
 def cut_on_jax(seen):
     """Notes which rows of an input `fit` puts on which device."""
-    from keras_dist_jax import batches
+    from keras_dist_jax.placement import batches
 
     def noting(put):
         def noted(leaf, *where):
@@ -75,7 +75,7 @@ def cut_on_jax(seen):
         return noted
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("put_cut", "put_whole"):
+        for name in ("put_sharded", "put_whole"):
             patch.setattr(batches, name, noting(getattr(batches, name)))
         yield
 

@@ -8,8 +8,8 @@ import numpy as np
 import keras_dist
 from backends.jax import test_logical_devices as alone
 from keras_dist.core.variable_layouts import VariableLayouts
-from keras_dist_jax import arrays
-from keras_dist_jax import shards
+from keras_dist_jax.placement import arrays
+from keras_dist_jax.sharding import shards
 from parity import cases
 from parity import harness
 from parity.harness import state_of

@@ -21,7 +21,7 @@ def strategy_of(what):
     if what == "mirrored":
         return keras_dist.MultiWorkerMirroredStrategy()
     if keras.backend.backend() == "jax":
-        from keras_dist_jax import shards as parts
+        from keras_dist_jax.sharding import shards as parts
     else:
         from keras_dist_torch import parts
     parts.LEAST_ELEMENTS = 1

@@ -21,7 +21,7 @@ def in_cluster(what="optimizer_state"):
     # Small models will do. The cluster stays for other tests.
     least = LEAST_ELEMENTS if what == "optimizer_state" else 1
     if keras.backend.backend() == "jax":
-        from keras_dist_jax import shards
+        from keras_dist_jax.sharding import shards
 
         shards.LEAST_ELEMENTS = least
     elif what != "optimizer_state":

@@ -26,7 +26,7 @@ from keras_dist.bench.benchmarks import NativeWorkers
 from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.plugin.workers import Workers
-from keras_dist_jax.layout import jax_devices
+from keras_dist_jax.placement.layout import jax_devices
 
 # The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")

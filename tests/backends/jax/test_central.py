@@ -11,7 +11,7 @@ from central_models import size_of
 from central_models import variables_of
 
 import keras_dist
-from keras_dist_jax import central
+from keras_dist_jax.central import homes as central
 from parity import harness
 
 SETUPS = pytest.mark.parametrize(

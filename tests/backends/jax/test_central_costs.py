@@ -42,7 +42,7 @@ def count_all_reduces(program):
 @pytest.fixture
 def transfers(monkeypatch):
     """How many arrays each transfer of a step moves: away, and back."""
-    from keras_dist_jax import central_steps
+    from keras_dist_jax.central import steps as central_steps
 
     counts = {"send": [], "bring": []}
     for name, counted in counts.items():

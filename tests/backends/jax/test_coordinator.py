@@ -6,7 +6,7 @@ import sys
 
 from keras_dist.joining.addresses import listen
 from keras_dist.launch.addresses import free_addresses
-from keras_dist_jax.coordinator import has_connections
+from keras_dist_jax.cluster.coordinator import has_connections
 
 
 def test_connections_are_seen():
@@ -20,7 +20,7 @@ def test_connections_are_seen():
 
 def test_it_needs_no_keras():
     code = (
-        "import sys, keras_dist_jax.coordinator as c, keras_dist_jax; "
+        "import sys, keras_dist_jax.cluster.coordinator as c, keras_dist_jax; "
         "assert callable(c.serve); "
         "sys.exit('keras' in sys.modules or 'jax' in sys.modules)"
     )

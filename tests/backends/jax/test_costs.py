@@ -180,7 +180,7 @@ def test_a_step_works_in_the_buffers_of_the_state(make_model, data):
 def test_the_state_is_not_copied_between_epochs(
     make_model, data, monkeypatch, num_replicas
 ):
-    from keras_dist_jax import arrays
+    from keras_dist_jax.placement import arrays
 
     copied = []
     original = arrays.copy_of
@@ -199,17 +199,17 @@ def test_the_state_is_not_copied_between_epochs(
 def test_cpu_devices_run_one_step_at_a_time(
     make_model, data, monkeypatch, steps_per_execution
 ):
-    from keras_dist_jax.gate import OneAtATime
+    from keras_dist_jax.throttle import OneAtATime
 
     entered, late = [], []
     original = OneAtATime.enter
 
-    def enter(gate, owner, results):
+    def enter(throttle, owner, results):
         if entered and not all(a.is_ready() for a in entered[-1]):
             late.append(len(entered))
         # The outputs; the state is deleted by the next step.
         entered.append([results])
-        original(gate, owner, results)
+        original(throttle, owner, results)
 
     monkeypatch.setattr(OneAtATime, "enter", enter)
     model = make_model(

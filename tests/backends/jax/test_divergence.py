@@ -11,9 +11,9 @@ import pytest
 from jax import lax
 
 import keras_dist
-from keras_dist_jax.jaxprs import AXIS
-from keras_dist_jax.jaxprs import differing
-from keras_dist_jax.jaxprs import has_callbacks
+from keras_dist_jax.programs.jaxprs import AXIS
+from keras_dist_jax.programs.jaxprs import differing
+from keras_dist_jax.programs.jaxprs import has_callbacks
 
 
 def found(fn, arguments=(True, False)):

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec
 
-from keras_dist_jax.flops import flops_of
+from keras_dist_jax.targets.flops import flops_of
 
 A, B = np.ones((3, 4), "float32"), np.ones((4, 5), "float32")
 PRODUCT = 2 * 3 * 4 * 5

@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 import keras_dist
-from keras_dist_jax import arrays
+from keras_dist_jax.placement import arrays
 
 ROWS = 16
 

@@ -16,7 +16,7 @@ import pytest
 from keras import ops
 
 import keras_dist
-from keras_dist_jax.slots import LOCK
+from keras_dist_jax.variables.bindings import LOCK
 
 
 def to_numpy(value):

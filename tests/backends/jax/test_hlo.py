@@ -2,8 +2,8 @@
 
 import pytest
 
-from keras_dist_jax.hlo import collectives_in
-from keras_dist_jax.hlo import host_transfers_in
+from keras_dist_jax.targets.hlo import collectives_in
+from keras_dist_jax.targets.hlo import host_transfers_in
 
 ADD = """
 %add (a: f32[], b: f32[]) -> f32[] {

@@ -16,7 +16,7 @@ from backends.jax import test_scans
 from backends.jax import test_sharded
 from keras_dist.plugins import Device
 from keras_dist.plugins import Plan
-from keras_dist_jax import shards
+from keras_dist_jax.sharding import shards
 from parity.harness import assert_same
 from parity.harness import state_of
 

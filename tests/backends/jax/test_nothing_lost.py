@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from keras_dist_jax import arrays
-from keras_dist_jax import epoch_copy
+from keras_dist_jax.fit import epoch_copy
+from keras_dist_jax.placement import arrays
 from keras_versions import READS_AHEAD
 
 REPLICAS = pytest.mark.parametrize("num_replicas", [1, 2])

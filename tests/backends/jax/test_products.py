@@ -16,11 +16,11 @@ from keras import ops
 import keras_dist
 from backends.jax import late_transposition
 from backends.jax import test_sharded
-from keras_dist_jax import layout
 from keras_dist_jax.jax_internals import opened
-from keras_dist_jax.jaxprs import inner
-from keras_dist_jax.jaxprs import rewritten
-from keras_dist_jax.products import untransposed
+from keras_dist_jax.placement import layout
+from keras_dist_jax.programs.jaxprs import inner
+from keras_dist_jax.programs.jaxprs import rewritten
+from keras_dist_jax.programs.products import untransposed
 from parity.harness import assert_same
 from parity.harness import state_of
 

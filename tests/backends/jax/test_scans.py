@@ -11,7 +11,7 @@ from keras import ops
 
 import keras_dist
 from backends.jax import test_sharded
-from keras_dist_jax import shards
+from keras_dist_jax.sharding import shards
 from parity.harness import assert_same
 from parity.harness import state_of
 

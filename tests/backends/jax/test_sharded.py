@@ -12,7 +12,7 @@ import pytest
 from keras import layers
 
 import keras_dist
-from keras_dist_jax.shards import Shards
+from keras_dist_jax.sharding.shards import Shards
 
 CROSSENTROPY = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 RNG = np.random.default_rng(0)
@@ -161,7 +161,7 @@ class _Devices:
         self.num_replicas = count
         mesh = jax.sharding.Mesh(jax.devices()[:count], "replica")
         everywhere = jax.sharding.PartitionSpec()
-        self.whole = jax.sharding.NamedSharding(mesh, everywhere)
+        self.replicated = jax.sharding.NamedSharding(mesh, everywhere)
 
 
 def assert_sums_and_gathers_once(model, found, others=16, count=4):

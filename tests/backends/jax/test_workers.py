@@ -19,11 +19,11 @@ from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist_jax import backend
-from keras_dist_jax import joining
 from keras_dist_jax import runtime_internals
-from keras_dist_jax import workers
-from keras_dist_jax.gate import OneAtATime
-from keras_dist_jax.gate import WatchedGate
+from keras_dist_jax.cluster import start as joining
+from keras_dist_jax.cluster import workers
+from keras_dist_jax.throttle import OneAtATime
+from keras_dist_jax.throttle import WatchedThrottle
 
 
 @functools.cache
@@ -195,7 +195,7 @@ def test_gradients_have_no_dtype_of_their_own():
 
 def test_a_gate_that_was_not_entered_is_left():
     class Watched:
-        """Notes what a gate tells, and fails once."""
+        """Notes what a throttle tells, and fails once."""
 
         told, fails = (), True
 
@@ -209,10 +209,12 @@ def test_a_gate_that_was_not_entered_is_left():
 
     watch = Watched()
     recorder = FlightRecorder()
-    gate = WatchedGate(OneAtATime(), watch, recorder, lambda error: error)
-    with pytest.raises(KeyboardInterrupt), gate.lock:
+    throttle = WatchedThrottle(
+        OneAtATime(), watch, recorder, lambda error: error
+    )
+    with pytest.raises(KeyboardInterrupt), throttle.lock:
         pass
     watch.fails, watch.told = False, ()
-    with gate.lock, gate.lock:
+    with throttle.lock, throttle.lock:
         pass
     assert watch.told == ("enter", "enter", "exit")

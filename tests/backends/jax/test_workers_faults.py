@@ -32,7 +32,7 @@ def coordinators(address):
     for entry in pathlib.Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"keras_dist_jax.coordinator" in words and (
+            if b"keras_dist_jax.cluster.coordinator" in words and (
                 address.encode() in words
             ):
                 found.append(int(entry.name))

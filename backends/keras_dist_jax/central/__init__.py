@@ -1,0 +1,1 @@
+"""Central storage: variables on devices of their own, with their updates."""

@@ -1,0 +1,1 @@
+"""Several workers: how they start, meet, and learn that one is lost."""

@@ -1,0 +1,210 @@
+"""Collectives of workers, by small programs on one device of each worker.
+
+Values pass through host memory, packed into buffers of few sizes: so there
+are few programs, whatever the tensors' shapes.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+
+from keras_dist.core.options import CommunicationOptions
+from keras_dist.core.packing import in_packs
+from keras_dist.core.packing import packs
+from keras_dist.core.packing import places
+from keras_dist.core.plan import Cluster
+from keras_dist.errors import ClusterError
+from keras_dist.errors import KerasDistError
+from keras_dist.plugin.bodies import Like
+from keras_dist.plugin.bodies import values_of
+from keras_dist.plugin.meetings import Meetings
+from keras_dist.plugin.workers import Workers
+from keras_dist_jax.cluster.watch import Watch
+from keras_dist_jax.cluster.watched import WatchedThrottle
+from keras_dist_jax.machine import devices_by_worker
+from keras_dist_jax.throttle import OneAtATime
+from keras_dist_jax.throttle import Throttle
+
+_AXIS = "worker"
+_SMALLEST = 64
+# Words in the runtime's errors when it can't reach a worker.
+_SIGNS = ("gloo", "nccl", "coordination service", "unavailable:")
+
+
+class JaxWorkers(Workers):
+    """The workers of a cluster that JAX has joined."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: CommunicationOptions,
+        watch: Watch,
+        throttle: Throttle,
+    ) -> None:
+        super().__init__(cluster, options)
+        self._watch = watch
+        watch.recorder = self.recorder
+        self.meetings = Meetings(cluster, watch, watch.check)
+        self._throttles: dict[int | None, WatchedThrottle] = {}
+        self._throttle = self.watched(throttle)
+        self._device = jax.local_devices()[0]
+        mesh = Mesh(np.array([own[0] for own in devices_of(cluster)]), (_AXIS,))
+        self._cut = NamedSharding(mesh, PartitionSpec(_AXIS))
+
+        whole = PartitionSpec()
+
+        def over_workers(fn: Callable[[Any], Any], gives: Any = whole) -> Any:
+            mapped = jax.shard_map(
+                fn,
+                mesh=mesh,
+                in_specs=PartitionSpec(_AXIS),
+                out_specs=gives,
+                check_vma=False,
+            )
+            return jax.jit(mapped, out_shardings=NamedSharding(mesh, gives))
+
+        self._summed = over_workers(
+            lambda buffers: [lax.psum(own[0], _AXIS) for own in buffers]
+        )
+        self._gathered = over_workers(
+            lambda buffers: [lax.all_gather(own[0], _AXIS) for own in buffers]
+        )
+        # Frames travel by a collective that no program of a model begins with:
+        # one that meets another would end the process.
+        count = cluster.num_workers
+        self._swapped = over_workers(
+            lambda buffers: [
+                lax.all_to_all(
+                    jnp.broadcast_to(own, (count, own.shape[1])), _AXIS, 0, 0
+                )
+                for own in buffers
+            ],
+            PartitionSpec(_AXIS),
+        )
+
+    def swap(self, own: np.ndarray) -> np.ndarray:
+        missing = -own.size % 4
+        words = np.pad(own, (0, missing)).view(np.uint32)
+        if own.size == self._frame_size:
+            (found,) = self._met(self._swapped, words)
+        else:
+            (found,) = self._met(self._gathered, words)
+        rows: np.ndarray = found.view(np.uint8)[:, : own.size]
+        return rows
+
+    def on_host(self, tensor: Any) -> np.ndarray:
+        return np.asarray(tensor)
+
+    def here(self, value: np.ndarray) -> Any:
+        return jax.device_put(value, self._device)
+
+    def sum_alike(self, tensors: Sequence[Any]) -> list[Any]:
+        values = [np.asarray(tensor) for tensor in tensors]
+        groups = packs([value.dtype for value in values])
+        packed = [
+            np.concatenate([values[index].ravel() for index in group])
+            for group in groups
+        ]
+        # One program for all dtypes, as each program is a meeting.
+        totals = iter(self._met(self._summed, *packed))
+
+        def summed(pack: list[np.ndarray[Any, Any]]) -> list[Any]:
+            total = next(totals)
+            where = places([value.size for value in pack])
+            return [
+                self.here(total[place].reshape(value.shape))
+                for place, value in zip(where, pack, strict=True)
+            ]
+
+        return in_packs(summed, groups, values)
+
+    def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
+        likes = [Like.of(tensor) for tensor in tensors]
+        data = b"".join(self.on_host(tensor).tobytes() for tensor in tensors)
+        packed = np.frombuffer(data + bytes(-len(data) % 4), np.uint32)
+        if not self.cluster.is_chief:
+            packed = np.zeros_like(packed)
+        # A sum of bit patterns that are zero on all but the chief is exact for
+        # any dtype.
+        (chief,) = self._met(self._summed, packed)
+        values = values_of(chief.tobytes(), likes)
+        return [self.here(value) for value in values]
+
+    def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Sends sizes, equally many from each worker, to all."""
+        own = np.array(numbers, np.int64)
+        layout = f"{own.size} sizes of arguments"
+        bodies = self.swap_bytes("a function", layout, own.tobytes())
+        return [np.frombuffer(each, np.int64).tolist() for each in bodies]
+
+    def explain(self, error: BaseException) -> BaseException:
+        if isinstance(error, KerasDistError):
+            return error
+        text = str(error).lower()
+        if not any(sign in text for sign in _SIGNS):
+            return error
+        return self._watch.culprits() or error
+
+    def leave(self, reason: str, failed: bool) -> None:
+        self._watch.leave(reason, failed)
+
+    def watched(self, throttle: Throttle) -> Throttle:
+        """Wraps the throttle of programs of several workers with the watch."""
+        # One wrapper for each throttle: with two, the end of an inner wait
+        # would tell the watch that the outer one is over too.
+        key = id(throttle) if isinstance(throttle, OneAtATime) else None
+        watched = WatchedThrottle(
+            throttle, self._watch, self.recorder, self.explain
+        )
+        return self._throttles.setdefault(key, watched)
+
+    def _met(
+        self, program: Any, *buffers: np.ndarray[Any, Any]
+    ) -> list[np.ndarray[Any, Any]]:
+        try:
+            with self._throttle.lock:
+                self._throttle.settle(self)
+                results = program([*map(self._placed, buffers)])
+                found = [np.asarray(r.addressable_data(0)) for r in results]
+        except Exception as error:
+            explained = self.explain(error)
+            if explained is error:
+                raise
+            raise explained from error
+        return [
+            each[..., : buffer.size]
+            for each, buffer in zip(found, buffers, strict=True)
+        ]
+
+    def _placed(self, buffer: np.ndarray[Any, Any]) -> Any:
+        size = max(_SMALLEST, 1 << (buffer.size - 1).bit_length())
+        own = np.zeros((1, size), buffer.dtype)
+        own[0, : buffer.size] = buffer
+        return jax.make_array_from_single_device_arrays(
+            (self.cluster.num_workers, size),
+            self._cut,
+            [jax.device_put(own, self._device)],
+        )
+
+
+def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
+    """Returns each worker's `jax.Device`s, equally many, in the same order."""
+    by_worker = devices_by_worker(platform, cluster.num_workers)
+    counts = [len(own) for own in by_worker]
+    if len(set(counts)) > 1:
+        raise ClusterError(
+            "Each worker needs as many devices as the others. Received: "
+            f"{counts} devices on workers 0 to {len(counts) - 1}. Expected: "
+            "the same number on each. Hide some devices, for instance with "
+            "CUDA_VISIBLE_DEVICES, or set KERAS_DIST_VIRTUAL_DEVICES to one "
+            "number on all workers."
+        )
+    return [sorted(own, key=lambda device: device.id) for own in by_worker]

@@ -1,0 +1,1 @@
+"""The executors: what the front end asks of a strategy's devices."""

@@ -1,0 +1,172 @@
+"""Replica functions, called once for each replica, on the replica's device."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+
+import jax
+import keras
+
+from keras_dist.core.reduction import check_shapes
+from keras_dist.core.rows import WHOLE
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.keras_internals import inherit_thread_state
+from keras_dist.internals.keras_internals import thread_state
+from keras_dist.plugin.replica import ALONE
+from keras_dist.plugin.replica import Replica
+from keras_dist.plugin.replica import ReplicaGroup
+from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.threads import Round
+from keras_dist.replica.state import outside_replicas
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.central.homes import Homes
+from keras_dist_jax.cluster.workers import JaxWorkers
+from keras_dist_jax.functions.gradients import summed_by
+from keras_dist_jax.placement.layout import Layout
+from keras_dist_jax.placement.layout import default_device
+from keras_dist_jax.variables.homes import read_aliased
+from keras_dist_jax.variables.homes import shard_on
+
+T = TypeVar("T")
+
+
+class JaxReplicas(ReplicaRunner):
+    """Replica functions in threads, one of which runs at a time."""
+
+    # Arrays are dispatched without waiting, so that devices work at the same
+    # time although replicas take turns.
+
+    def __init__(
+        self,
+        layout: Layout,
+        first: int = 0,
+        workers: JaxWorkers | None = None,
+        home: Layout | Homes | None = None,
+    ) -> None:
+        self._layout = layout
+        self._home = home or layout
+        self._workers, self._first = workers, first
+        self._batons = BatonPool(
+            lambda: functools.partial(inherit_thread_state, thread_state())
+        )
+
+    def call(self, fn: Callable[[Replica], T]) -> list[T]:
+        devices = self._layout.devices
+        round_ = Round(len(devices))
+        group = ReplicaGroup(self._workers, self._first)
+
+        def on_device(index: int) -> T:
+            with default_device(devices[index]):
+                home = self._home.devices[0]
+                return fn(JaxReplica(index, round_, devices, group, home))
+
+        fns = [functools.partial(on_device, i) for i in range(len(devices))]
+        results: list[T] = self._batons.run(round_, fns)
+        return results
+
+    def sum_gradients(
+        self,
+        replica: Replica | None,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable],
+    ) -> list[Any]:
+        totals = [
+            self._sum([g for g in each if g is not None])
+            for each in zip(*gradients, strict=True)
+        ]
+        summed = [total for total in totals if total is not None]
+        workers = self._workers
+        if workers is not None:
+            summed = workers.sum(summed)
+        # The update runs on each device that has the variables.
+        placed = iter([self._home.place(total) for total in summed])
+        return [None if total is None else next(placed) for total in totals]
+
+    def _sum(self, terms: list[Any]) -> Any:
+        if not terms:
+            return None
+        primary = self._home.devices[0]
+        return functools.reduce(
+            jax.numpy.add, [jax.device_put(term, primary) for term in terms]
+        )
+
+    def building(self) -> contextlib.AbstractContextManager[Any]:
+        return default_device(self._home.devices[0])
+
+
+class JaxReplica(Replica):
+    """One replica, in a thread of its own."""
+
+    def __init__(
+        self,
+        index: int,
+        round_: Round,
+        devices: Sequence[Any],
+        group: ReplicaGroup = ALONE,
+        home: Any = None,
+    ) -> None:
+        super().__init__(index, WHOLE, group)
+        self._home = devices[0] if home is None else home
+        self._round = round_
+        self._devices = devices
+        self._device = devices[index]
+
+    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+        for leaf in jax.tree.leaves(value):
+            if isinstance(leaf, jax.core.Tracer):
+                raise UnsupportedModelError(
+                    f"Replicas can't wait for each other for {what} inside of "
+                    "`jax.jit`, `jax.vmap`, `jax.lax` control flow or a "
+                    f"second derivative: JAX gave {leaf!r} in place of a "
+                    "value. Expected: collectives, updates and assignments "
+                    "in the replica function itself or under `jax.grad` and "
+                    "`jax.value_and_grad`. Move the call out of the "
+                    "transformed function."
+                )
+
+        def hold(values: list[Any]) -> T:
+            with outside_replicas(), default_device(self._home):
+                return fn(values)
+
+        result: T = self._round.meet(self.index, what, hold, value)
+        here: T = jax.tree.map(self._here, result)
+        return here
+
+    def _here(self, leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            return shard_on(leaf, self._device)
+        return leaf
+
+    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
+        def meet(replica: JaxReplica, value: Any) -> Any:
+            if total is not None:
+                return total
+            value = jax.device_put(value, replica._device)
+            add = functools.partial(replica._sum, what)
+            return replica.meet(what, add, value)
+
+        return summed_by(lambda: self, what, meet)(value)
+
+    def _sum(self, what: str, values: list[Any]) -> Any:
+        """Adds the values of all replicas."""
+        check_shapes(values)
+        first, *others = values
+        for other in others:
+            first = first + jax.device_put(other, self._devices[0])
+        workers = self.group.workers
+        if workers is None:
+            return first
+        return workers.sum([first], what=what)[0]
+
+    def read(self, variable: keras.Variable) -> Any:
+        if internals.array_of(variable) is None:
+            return None
+        return read_aliased(variable, self._device)
+
+    def hold(self, variable: keras.Variable, value: Any) -> Any:
+        return value

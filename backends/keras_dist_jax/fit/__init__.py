@@ -1,0 +1,1 @@
+"""Steps of Keras' trainer, compiled for all devices, with its state on loan."""

@@ -1,0 +1,1 @@
+"""Compiled functions: traced with cells for variables, on one device or all."""

@@ -1,0 +1,48 @@
+"""Arrays among the arguments of a replica function."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from keras_dist.core.nests import map_nest
+from keras_dist.core.values import PerReplica
+from keras_dist_jax.placement.layout import Layout
+from keras_dist_jax.placement.per_replica import JoinedPerReplica
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """A placeholder for an array among the arguments of a replica function."""
+
+    is_sharded: bool
+    stacked: bool = False
+
+    def of_replica(self, value: Any) -> Any:
+        """Returns a replica's argument, given the part that its device has."""
+        return value[0] if self.stacked else value
+
+
+def held_arrays(
+    nest: Any, layout: Layout
+) -> tuple[Any, list[Argument], list[Any]]:
+    """Returns the nest with placeholders, the placeholders, and the arrays."""
+    leaves: list[Any] = []
+    held: list[Argument] = []
+
+    def hold(leaf: Any) -> Any:
+        if isinstance(leaf, jax.Array):
+            leaves.append(leaf)
+            held.append(Argument(False))
+        elif isinstance(leaf, PerReplica):
+            if isinstance(leaf, JoinedPerReplica):
+                leaf = leaf.in_a_program()
+            else:
+                leaf = JoinedPerReplica.of_traced(leaf.values, layout)
+            leaves.append(leaf.joined)
+            held.append(Argument(True, leaf.stacked))
+        else:
+            return leaf
+        return held[-1]
+
+    return map_nest(hold, nest), held, leaves

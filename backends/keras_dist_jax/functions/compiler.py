@@ -1,0 +1,381 @@
+"""Compilation of functions of variables, for one device or all replicas."""
+
+import inspect
+import weakref
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from keras import ops
+
+from keras_dist.core import context
+from keras_dist.core.nests import check_counts
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
+from keras_dist.core.strategy_classes import check_args
+from keras_dist.core.values import PerReplica
+from keras_dist.internals import keras_internals
+from keras_dist.plugin.compiler import Compiler
+from keras_dist.plugin.compiler import check_arguments
+from keras_dist.plugin.compiler import tell
+from keras_dist.plugin.front_end import CompiledFunction
+from keras_dist.plugin.front_end import RunsReplicas
+from keras_dist.replica.scopes import values_are_replaced
+from keras_dist_jax.functions.program import Program
+from keras_dist_jax.functions.replica_program import run_on_all
+from keras_dist_jax.functions.structure import ARRAY
+from keras_dist_jax.functions.structure import IsTracedError
+from keras_dist_jax.functions.structure import flatten
+from keras_dist_jax.functions.structure import marks_of
+from keras_dist_jax.functions.structure import objects_in
+from keras_dist_jax.functions.structure import packed
+from keras_dist_jax.functions.structure import unflatten
+from keras_dist_jax.functions.structure import unpacked
+from keras_dist_jax.functions.tracing import current
+from keras_dist_jax.placement.layout import Layout
+from keras_dist_jax.placement.per_replica import JoinedPerReplica
+from keras_dist_jax.placement.per_replica import UnevenError
+from keras_dist_jax.sharding.sharded_steps import Sharding
+from keras_dist_jax.throttle import Throttle
+from keras_dist_jax.variables.bindings import Bindings
+
+
+def scanned(
+    call: Callable[[Any], Any],
+    structure: Any,
+    leaves: Sequence[Any],
+    steps: int,
+) -> Any:
+    """Calls a function for batch after batch; stacks the results."""
+    # `leaves` are the traced arguments of all steps, one step after the other.
+    count = len(leaves) // steps
+    stacked = [jnp.stack(leaves[index::count]) for index in range(count)]
+    outlines: list[Any] = []
+
+    def step(_: None, leaves: Sequence[Any]) -> tuple[None, list[Any]]:
+        result = call(unflatten(structure, iter(leaves)))
+        arrays, outline = packed(result)
+        outlines.append(outline)
+        return None, arrays
+
+    _, arrays = lax.scan(step, None, stacked)
+    outline = outlines[-1]
+    # The axis for replicas is in front of that for steps.
+    return unpacked(
+        outline,
+        [
+            array if mark is ARRAY else jnp.swapaxes(array, 0, 1)
+            for array, mark in zip(arrays, marks_of(outline), strict=True)
+        ],
+    )
+
+
+# Programs of one function, with which it is said that there are many.
+_MANY = 6
+_COMPILES_OFTEN = (
+    f"has been compiled {_MANY} times, for other arguments that are no "
+    "tensors, such as numbers. Each new value makes a new program. Pass what "
+    "changes from call to call as an array."
+)
+_IS_UNEVEN = (
+    "runs uncompiled where replicas have different numbers of rows, and gives "
+    "the same numbers. For compiled steps only, choose batches that the "
+    "replicas divide, and `drop_remainder=True`."
+)
+# Results of a scan that are stacked.
+_STACKED = (jax.Array, jax.ShapeDtypeStruct, PerReplica)
+
+
+class JaxCompiler(Compiler):
+    """A compiler of functions for a layout."""
+
+    # Of an executor that keeps variables in parts.
+    sharding: Sharding | None = None
+
+    def __init__(self, layout: Layout | None, throttle: Throttle) -> None:
+        self._layout = layout
+        self._throttle = throttle
+        self._bindings = Bindings()
+        self._several = layout is not None and layout.is_mesh
+        # Whether workers have to tell each other the shapes of arguments.
+        self.agrees = layout is not None and layout.is_global
+        # Keys of functions of which it was said that they run uncompiled.
+        self._told: weakref.WeakSet[object] = weakref.WeakSet()
+        self._programs: weakref.WeakKeyDictionary[
+            object, dict[Any, Program]
+        ] = weakref.WeakKeyDictionary()
+        # The programs of the function that was called last.
+        self._last: tuple[Any, dict[Any, Program]] = (lambda: None), {}
+
+    @property
+    def is_tracing(self) -> bool:
+        return current.trace is not None
+
+    def call(
+        self,
+        function: CompiledFunction,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        if function.jit_compile is False:
+            return function.python_function(*args, **kwargs)
+        mode = context.in_replica_function()
+        try:
+            return self._run(function, mode, None, args, kwargs)
+        except IsTracedError:  # in a transformation of the user's own
+            pass
+        except UnevenError:
+            self._tell(function)
+        return function.python_function(*args, **kwargs)
+
+    def run(
+        self,
+        strategy: RunsReplicas,
+        fn: CompiledFunction | Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+    ) -> Any:
+        trace = current.trace
+        if (
+            trace is None
+            and isinstance(fn, CompiledFunction)
+            and fn.jit_compile is not False
+            # With several replicas, `strategy.run` has checked for a scope.
+            and (
+                self._several
+                or keras_internals.stateless_scope() is None
+                or not values_are_replaced()
+            )
+        ):
+            context.check_cross_replica(strategy, "run")
+            if type(args) is not tuple and type(args) is not list:
+                check_args(args)
+            try:
+                return self._run(fn, "run", strategy, args, kwargs)
+            except IsTracedError:  # as in `call`
+                pass
+            except UnevenError:
+                self._tell(fn)
+        python = fn.python_function if isinstance(fn, CompiledFunction) else fn
+        if trace is None or not self._several:
+            return strategy.run_uncompiled(python, args, kwargs)
+        assert self._layout is not None
+        trace.use(self._layout, self._throttle)
+        return run_on_all(
+            strategy,
+            self._layout,
+            trace,
+            python,
+            args,
+            kwargs or {},
+            self.sharding,
+        )
+
+    def scan(
+        self,
+        strategy: RunsReplicas,
+        function: CompiledFunction,
+        batches: Sequence[tuple[Any, ...]],
+    ) -> Any:
+        context.check_cross_replica(strategy, "run")
+        found: list[list[Any]] = [[] for _ in batches]
+        try:
+            if self.agrees:
+                self._agree(tuple(batches))
+            structures = [
+                flatten(batch, leaves, self._join)
+                for batch, leaves in zip(batches, found, strict=True)
+            ]
+        # In a transformation of the user's own, or each step for itself.
+        except (IsTracedError, UnevenError):
+            return super().scan(strategy, function, batches)
+        # One program runs steps of one structure only, along their arrays.
+        if (
+            len(batches) == 1
+            or not found[0]
+            or function.jit_compile is False
+            or values_are_replaced()
+            or any(each != structures[0] for each in structures)
+        ):
+            return super().scan(strategy, function, batches)
+        mode = "scan", len(batches)
+        leaves = [leaf for each in found for leaf in each]
+        steps = structures[0], leaves
+        try:
+            result = self._run(
+                function, mode, strategy, batches[0], None, steps
+            )
+        except UnevenError:
+            return super().scan(strategy, function, batches)
+
+        def stack(leaf: Any) -> Any:
+            if leaf is None or isinstance(leaf, _STACKED):
+                return leaf
+            return ops.stack([ops.convert_to_tensor(leaf)] * len(batches))
+
+        return map_nest(stack, result)
+
+    def _run(
+        self,
+        function: CompiledFunction,
+        mode: Any,
+        strategy: RunsReplicas | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        found: tuple[Any, list[Any]] | None = None,
+    ) -> Any:
+        """Runs a function's program for these arguments, compiled if needed."""
+        # `found` is the structure of the arguments, and the traced arguments of
+        # all steps. It is one long function, because it runs at every step.
+        if found is None:
+            leaves: list[Any] = []
+            if self.agrees:
+                self._agree((tuple(args), kwargs))
+            key = (
+                mode,
+                flatten(args, leaves, self._join),
+                flatten(kwargs, leaves, self._join) if kwargs else None,
+            )
+        else:
+            key, leaves = (mode, found[0], None), found[1]
+        last, programs = self._last
+        if last() is not function.key:
+            programs = self._programs.setdefault(function.key, {})
+            self._last = weakref.ref(function.key, self._forget), programs
+        try:
+            program = programs.get(key)
+        except TypeError as error:
+            check_arguments(function, args, kwargs or {})
+            raise TypeError(
+                f"Arguments of the compiled function '{function.name}' are "
+                "not tensors and can't be hashed. Expected: tensors or "
+                "arrays, which are traced, or hashable values; the function "
+                "is compiled again for each new value. To use another "
+                "object, let the function close over it."
+            ) from error
+        if program is None:
+            check_arguments(function, args, kwargs or {})
+            program = self._made(
+                function,
+                strategy,
+                key,
+                not any(each.is_traced for each in [*programs.values()]),
+            )
+            _keep(program, programs, key)
+            if len(programs) == _MANY:
+                tell(function.name, _COMPILES_OFTEN)
+        if program.is_placed:
+            return program.run(leaves)
+        assert self._layout is not None
+        with self._layout.scope():
+            return program.run(leaves)
+
+    def _forget(self, _: object) -> None:
+        self._last = (lambda: None), {}
+
+    def _made(
+        self,
+        function: CompiledFunction,
+        strategy: RunsReplicas | None,
+        key: Any,
+        is_first: bool,
+    ) -> Program:
+        python = _weakly(function.python_function)
+        mode, args_structure, kwargs_structure = key
+
+        def call(leaves: Sequence[Any]) -> Any:
+            if strategy is not None and isinstance(mode, tuple):
+                return scanned(
+                    lambda args: self.run(strategy, python(), args, None),
+                    args_structure,
+                    leaves,
+                    mode[1],
+                )
+            rest = iter(leaves)
+            args = unflatten(args_structure, rest)
+            kwargs = (
+                unflatten(kwargs_structure, rest) if kwargs_structure else {}
+            )
+            if strategy is None:
+                return python()(*args, **kwargs)
+            return self.run(strategy, python(), args, kwargs)
+
+        bindings, throttle, layout = (
+            self._bindings,
+            self._throttle,
+            self._layout,
+        )
+        return Program(
+            function.name, call, bindings, throttle, layout, is_first
+        )
+
+    def _tell(self, function: CompiledFunction) -> None:
+        """Says once of a function that not all of its steps are compiled."""
+        if function.key in self._told:
+            return
+        self._told.add(function.key)
+        tell(function.name, _IS_UNEVEN)
+
+    def _join(self, value: PerReplica) -> JoinedPerReplica:
+        if not isinstance(value, JoinedPerReplica):
+            layout = self._layout
+            if layout is None:
+                raise ValueError(
+                    "A compiled function was called outside of any scope "
+                    "with a per-replica value that was not made by a "
+                    f"strategy. Received: {value!r}. Call the function under "
+                    "`strategy.scope()`, or make the value with "
+                    "`strategy.experimental_distribute_values_from_function`."
+                )
+            check_counts(value, len(layout.devices))
+            parts = [jax.numpy.asarray(part) for part in value.values]
+            joined = JoinedPerReplica(None, False, layout, parts)
+        else:
+            joined = value
+        joined.join()
+        return joined
+
+    def _agree(self, nest: Any) -> None:
+        """Raises `UnevenError` if workers bring values of different shapes."""
+        values = [
+            leaf
+            for leaf in leaves_of(nest)
+            if isinstance(leaf, PerReplica)
+            and getattr(leaf, "joined", None) is None
+        ]
+        first = next(iter(values), None)
+        layout = self._layout or getattr(first, "layout", None)
+        if layout is None or not layout.is_global or current.trace is not None:
+            return
+        if not layout.are_even(
+            [part for each in values for part in each.values]
+        ):
+            raise UnevenError
+
+
+def _keep(program: Program, programs: dict[Any, Program], key: Any) -> None:
+    """Keeps a program for as long as objects among its arguments live."""
+
+    def drop(_: object) -> None:
+        programs.pop(key, None)
+
+    program.lives_with = [weakref.ref(each, drop) for each in objects_in(key)]
+    programs[key] = program
+
+
+def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
+    """Makes a reference that keeps neither a function alive nor its object."""
+    found: Any
+    try:
+        found = (
+            weakref.WeakMethod(python)
+            if inspect.ismethod(python)
+            else weakref.ref(python)
+        )
+    except TypeError:  # builtins, for example, have no weak references
+        return lambda: python
+    return lambda: found()

@@ -1,0 +1,108 @@
+"""Updates in a replica function by which each replica updates its parts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import keras
+
+from keras_dist.internals.keras_optimizers import with_gradients
+from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.replica.scopes import Recording
+from keras_dist.sharding.supported import is_elementwise
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.functions.replica_trace import ReplicaTrace
+from keras_dist_jax.functions.replica_trace import TracedRunner
+from keras_dist_jax.programs.jaxprs import AXIS
+from keras_dist_jax.sharding.sharded_steps import Sharding
+from keras_dist_jax.sharding.shards import Shards
+
+
+class PartUpdates(TracedRunner, UpdatesParts):
+    """The runner of replicas whose optimizers update variables in parts."""
+
+    def __init__(self, trace: ReplicaTrace, sharding: Sharding) -> None:
+        super().__init__(trace)
+        self._sharding = sharding
+
+    def update_parts(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Sequence[Any]],
+        weights: Sequence[Any],
+        variables: Sequence[keras.Variable] | None,
+    ) -> None:
+        trained = internals.trained_by(optimizer, variables)
+        own, trained = with_gradients(optimizer, gradients[0], trained)
+        # Float8 layers overwrite some variables with their gradients.
+        if not is_elementwise(optimizer) or any(
+            getattr(variable, "overwrite_with_gradient", False)
+            for variable in trained
+        ):
+            optimizer.apply(self.summed(own), trained)
+            return
+        sharded = self._sharding.sharded(optimizer)
+        shards = [part.shards for part in sharded.parts]
+        summed = self._scattered(sharded.aligned(own, trained), shards)
+        state = [
+            (v, sharded.parts_of(i).shards if sharded.is_sharded(i) else None)
+            for i, v in enumerate(sharded.variables)
+        ]
+        count = len(state)
+        state += zip(sharded.trainable_variables, shards, strict=True)
+        values = [self._part(variable, each) for variable, each in state]
+        is_first = self._trace.index == 0
+        # What each replica has whole counts once.
+        counted = [
+            True if each is not None else is_first
+            for each, gradient in zip(shards, summed, strict=True)
+            if gradient is not None
+        ]
+        totals = sharded.amounts(values[:count], summed, counted)
+        if totals:
+            totals = jax.lax.psum(totals, AXIS)
+        new = sharded.updated(
+            values[:count], summed, values[count:], totals, Recording
+        )
+        for (variable, each), before, value in zip(
+            state, values, new, strict=True
+        ):
+            if value is not before:
+                self._keep(variable, each, value)
+        for variable in trained:
+            if variable.constraint is not None:
+                value = sharded.constrained(variable, totals)
+                self._trace.write(variable, value)
+
+    def _scattered(
+        self, gradients: Sequence[Any], shards: Sequence[Shards | None]
+    ) -> list[Any]:
+        """Sums gradients over replicas, each where it is used."""
+        pairs = [*zip(gradients, shards, strict=True)]
+        whole = iter(self.summed([g for g, own in pairs if own is None]))
+        return [
+            next(whole)
+            if own is None
+            else gradient
+            if gradient is None
+            else own.scattered(self._trace.traced(gradient))
+            for gradient, own in pairs
+        ]
+
+    def _part(self, variable: keras.Variable, own: Shards | None) -> Any:
+        """Returns what this replica updates of a variable."""
+        if own is None:
+            return self._trace.read(variable)
+        if self._trace.is_in_parts(variable):
+            return self._trace.part(variable)
+        return own.own_part(self._trace.read(variable))
+
+    def _keep(
+        self, variable: keras.Variable, own: Shards | None, value: Any
+    ) -> None:
+        if own is None:
+            self._trace.write(variable, value)
+        elif self._trace.is_in_parts(variable):
+            self._trace.write_part(variable, value)
+        else:
+            self._trace.write(variable, own.gathered(value))

@@ -1,0 +1,1 @@
+"""Arrays on devices: layouts of devices, batches and per-replica values."""

@@ -1,0 +1,1 @@
+"""JAX's programs: read, and edited where a device or compiler is at fault."""

@@ -1,0 +1,1 @@
+"""Variables and optimizers' state in parts, over all devices."""

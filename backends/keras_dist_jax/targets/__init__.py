@@ -1,0 +1,1 @@
+"""Programs for machines that are not here: described, compiled and measured."""

@@ -1,0 +1,1 @@
+"""Variables' arrays: their homes, and how programs take and give them."""
