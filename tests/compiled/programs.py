@@ -224,7 +224,7 @@ def described(layout, shape, dtype):
     count = layout.num_replicas
     if count == 1:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharding)
-    array = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.divided)
+    array = jax.ShapeDtypeStruct(shape, dtype, sharding=layout.sharded)
     return JoinedPerReplica(array, False, layout)
 
 
@@ -248,7 +248,7 @@ def is_as_keras_traces_it(target):
             step = jax.jit(
                 stateless(made, "train_step"),
                 donate_argnums=0,
-                in_shardings=(layout.replicated, layout.divided),
+                in_shardings=(layout.replicated, layout.sharded),
                 out_shardings=(
                     layout.replicated if layout.is_global else None,
                     layout.replicated,

@@ -313,7 +313,9 @@ def written_by(jaxpr: Any) -> set[Any]:
     for equation in jaxpr.eqns:
         if equation.primitive.name in _WRITES:
             written.add(equation.invars[0])
-        for each in inner(equation):
+        # Else mutable arrays inside of it are its own, as those of a kernel.
+        takes = any(map(is_mutable, equation.invars))
+        for each in inner(equation) if takes else ():
             # What an equation tests, or stops a loop with, comes first.
             operands = equation.invars[-len(each.invars) :]
             written |= {operands[place] for place in _places_written(each)}
