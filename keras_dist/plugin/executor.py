@@ -49,6 +49,8 @@ class Executor(ABC):
     # True if a model outside any strategy may train layers that it shares
     # with a distributed model.
     shares_layers = True
+    # True if steps of `fit` see all rows, and the framework divides them.
+    sees_all_rows = False
     # How many batches `fit` sends to devices before their steps, if the
     # program would wait for the copies otherwise.
     batches_ahead = 1

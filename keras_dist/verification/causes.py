@@ -15,6 +15,7 @@ def cause_of(
     model: keras.Model,
     is_random: bool,  # one device differs from itself
     doubles: bool | None,  # each row twice changes it; `None` if not tried
+    sees_all_rows: bool,  # steps do, and the framework divides them
     adding: Sequence[str],  # layers that call `add_loss`
 ) -> Cause:
     """Returns the likely cause of the first difference."""
@@ -36,6 +37,15 @@ def cause_of(
             f"'{name}' exists only {side}. Logs, metrics "
             "and gradients must not depend on whether there is a strategy, "
             "on the number of rows, or on what a replica sees.",
+        )
+    if sees_all_rows and kind in ("loss", "gradient", "state", "metric"):
+        return Cause(
+            "an operation that the compiler divides",
+            "The step sees all rows, and the framework's compiler divides what "
+            "it computes. XLA computes something else for a few operations "
+            "along the rows, such as gradients of windows that overlap. Leave "
+            "layers out to find the operation, compute it along another axis, "
+            "and report it to keras_dist.",
         )
     if kind == "metric":
         return Cause(

@@ -62,7 +62,9 @@ def verify(
         stack.enter_context(kept_random_state(get_backend()))
         stack.enter_context(alone_on_purpose())
         own, other = copies_of(strategy, model, batches[0])
-        trial = Trial(own, other, strategy.num_replicas_in_sync, batches)
+        count = strategy.num_replicas_in_sync
+        sees_all_rows = count > 1 and strategy.executor.sees_all_rows
+        trial = Trial(own, other, count, batches, sees_all_rows)
         trial.run()
         name = model.name if isinstance(model, keras.Model) else None
         report = trial.report(
@@ -99,9 +101,15 @@ class Trial:
     """The steps of both copies, one phase after another."""
 
     def __init__(
-        self, own: Copy, other: Copy, num_replicas: int, batches: list[Batch]
+        self,
+        own: Copy,
+        other: Copy,
+        num_replicas: int,
+        batches: list[Batch],
+        sees_all_rows: bool,
     ) -> None:
         self._own, self._other = own, other
+        self._sees_all_rows = sees_all_rows
         self._num_replicas = num_replicas
         self._batches = batches
         self._tolerance = compare.Tolerance.of(own.model)
@@ -144,7 +152,9 @@ class Trial:
         if first is not None:
             own, random = self._own.model, self._is_random
             adding = own_code.adding(own)
-            cause = cause_of(first, own, random, self._doubles, adding)
+            cause = cause_of(
+                first, own, random, self._doubles, self._sees_all_rows, adding
+            )
         return Report(
             model,
             strategy,

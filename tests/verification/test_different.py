@@ -189,6 +189,7 @@ class Summed(keras.Model):
         return y
 
 
+@IN_REPLICAS
 def test_a_sum_over_rows_is_told_by_taking_rows_twice():
     def make():
         model = Summed()
@@ -212,6 +213,24 @@ def test_a_layer_that_couples_rows_is_found(layer, expected):
     first = (report := verify(lambda: models.regressor(layer=layer()))).first
     assert (first.kind, first.name, first.phase) == expected, report
     assert report.cause.name == "rows coupled in a layer"
+
+
+class PoolsRows(keras.layers.Layer):
+    """Takes the largest of windows of rows, which overlap."""
+
+    def call(self, x):
+        rows = ops.reshape(x, (1, -1, x.shape[-1], 1))
+        largest = ops.max_pool(rows, (3, 1), (1, 1), padding="same")
+        return ops.reshape(largest, (-1, x.shape[-1]))
+
+
+@pytest.mark.only_on("jax", reason="Others see only their own rows.")
+def test_an_operation_that_the_compiler_divides_wrongly():
+    report = verify(
+        lambda: models.regressor(layer=PoolsRows()), X[:8], TARGETS[:8]
+    )
+    assert report.first.kind == "gradient"
+    assert report.cause.name == "an operation that the compiler divides"
 
 
 class AddsASum(keras.layers.Layer):

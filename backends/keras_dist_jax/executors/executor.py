@@ -51,6 +51,7 @@ from keras_dist_jax.variables.homes import own_shard_on
 class JaxExecutor(Executor):
     """The executor of Keras' own trainer and steps on a layout."""
 
+    sees_all_rows = True
     # Where the single copies of variables are; `None` without any.
     homes: Homes | None = None
 

@@ -205,4 +205,11 @@ def raise_explained(error: BaseException, name: str) -> NoReturn:
             f"{received} Expected: tensors that are returned, or kept in a "
             "`keras.Variable` with `assign`."
         ) from error
+    if "vmapped value on an unbatched array reference" in received:
+        raise TraceError(
+            f"The compiled function '{name}' assigns a variable in a function "
+            "that `jax.vmap` maps, where each row has a value of its own. "
+            f"Received: {received} Expected: one value. Return the values from "
+            "the mapped function, and assign what you make of them outside."
+        ) from error
     raise error

@@ -659,6 +659,18 @@ def test_jitted_functions_that_read_and_assign_variables():
     assert found == [3.0, 4.0, 5.0, 6.0] and float(count) == 4.0
 
 
+def test_an_assignment_in_a_mapped_function_is_refused():
+    v = keras.Variable(2.0)
+
+    @keras_dist.function
+    def step(x):
+        return jax.vmap(lambda row: (v.assign(row), row)[1])(x)
+
+    with pytest.raises(keras_dist.errors.TraceError, match=r"`jax\.vmap` maps"):
+        step(np.arange(3.0, dtype="float32"))
+    assert float(v) == 2.0
+
+
 def test_another_array_in_the_memory_of_one_that_is_held():
     v = keras.Variable(np.zeros(4, "float32"))
 
