@@ -13,6 +13,10 @@ Those are in `runtime_internals`, which the coordinator needs without JAX.
 | those of a `shard_map`'s equation | the axes that its program is for one of |
 | `jax._src.core.set_current_trace`, | computes where a value is from, |
 | `jax.core.Tracer._trace` | while a loop is traced |
+| `jax._src.core.trace_ctx.trace`, `parent_trace` of a trace, | the loops and |
+| `BatchTrace`, `DynamicJaxprTrace` | `jax.vmap`s that are traced |
+| `jax._src.core.extend_axis_env_nd` | an axis of no size, by which JAX traces |
+| | functions anew |
 | `jax._src.dispatch.runtime_tokens` | the error of a callback, which JAX |
 | | raises again at each `jax.effects_barrier` |
 
@@ -20,6 +24,7 @@ If one of them moves, `private` raises an error with its name.
 """
 
 import contextlib
+import itertools
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -37,6 +42,10 @@ _ArrayImpl = private("jax._src.array.ArrayImpl")
 private("jax._src.dispatch.runtime_tokens.clear")
 private("jax.core.eval_jaxpr")
 _set_current_trace = private("jax._src.core.set_current_trace")
+_extend_axis_env = private("jax._src.core.extend_axis_env_nd")
+_traces = private("jax._src.core.trace_ctx")
+_BatchTrace = private("jax._src.interpreters.batching.BatchTrace")
+_ProgramTrace = private("jax._src.interpreters.partial_eval.DynamicJaxprTrace")
 
 _put_shards = private("jax._src.interpreters.pxla.batched_device_put")
 
@@ -92,9 +101,53 @@ def uncommitted(array: Any) -> Any:
 def tracing_with(value: Any) -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operations are traced around a loop: by the
     trace that made a value, which may be of a function that holds the loop."""
-    found: contextlib.AbstractContextManager[Any]
-    found = _set_current_trace(value._trace)
-    return found
+    return _as_context(_set_current_trace(value._trace))
+
+
+def is_traced_by(value: Any) -> bool:
+    """Tells whether operations are traced by the trace that made a value, and
+    not by one of a branch, a loop or a transformation inside of it."""
+    return _traces.trace is value._trace
+
+
+def around_maps(value: Any = None) -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which operations are traced around `jax.vmap`.
+
+    With a value, only if it is the same for all rows, and no branch or loop is
+    in between.
+    """
+    inside, found, trace = [], None, _traces.trace
+    while trace is not None:
+        inside.append(trace)
+        if isinstance(trace, _BatchTrace):
+            found = trace.parent_trace
+            passed = list(inside)
+        trace = getattr(trace, "parent_trace", None)
+    if found is None:
+        return contextlib.nullcontext()
+    if value is not None and (
+        any(isinstance(each, _ProgramTrace) for each in passed)
+        or any(getattr(value, "_trace", None) is each for each in passed)
+    ):
+        return contextlib.nullcontext()
+    return _as_context(_set_current_trace(found))
+
+
+_numbers = itertools.count()
+
+
+def tracing_anew() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context in which JAX takes nothing from traces outside of it.
+
+    It keeps the programs of functions that it has traced, by the axes that are
+    there: what such a program uses of its surroundings would be of before.
+    """
+    return _as_context(_extend_axis_env([(f"keras_dist {next(_numbers)}", 1)]))
+
+
+def _as_context(found: Any) -> contextlib.AbstractContextManager[Any]:
+    context: contextlib.AbstractContextManager[Any] = found
+    return context
 
 
 _Closed: type[Any] = getattr(core, "ClosedJaxpr", core.Jaxpr)

@@ -3,6 +3,7 @@
 | name | why |
 |---|---|
 | `keras.Variable._value` | the array itself, whatever scope is open |
+| `keras.Variable._dtype` | the array's; `dtype` is what layers cast it to |
 | `keras.Variable._initializer` | called for a value while `_value` is away |
 | `keras.Variable._initialize_with_initializer` | replaced: variables that |
 | | start in parts |
@@ -82,6 +83,12 @@ STATE_GROUPS = (
 def array_of(variable: keras.Variable) -> Any:
     """Returns the `jax.Array` that a variable keeps, or `None` without one."""
     return variable._value
+
+
+def dtype_of(variable: keras.Variable) -> str:
+    """Returns the dtype of a variable's array, whatever layers cast it to."""
+    dtype: str = keras.backend.standardize_dtype(variable._dtype)
+    return dtype
 
 
 def set_array(variable: keras.Variable, array: Any) -> None:

@@ -38,6 +38,7 @@ from keras_dist_torch.gradients import detached
 from keras_dist_torch.hooks import table
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.profiler import TorchProfiler
+from keras_dist_torch.replica import noting_assigned
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
 from keras_dist_torch.sharded import TorchShardedExecutor
@@ -238,21 +239,19 @@ class TorchBackend(
                 t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
                 for t in tensors
             ]
-            with _read_as_leaves(variables) as leaves:
+            with (
+                _read_as_leaves(variables) as leaves,
+                noting_assigned() as assigned,
+            ):
                 value, aux = fn(*own)
-                last = [variable.value for variable in variables]
-            # A replica reads what it assigned as a leaf of its own.
-            assigned = {
-                index: leaf
-                for index, leaf in enumerate(last)
-                if leaf is not leaves[index] and leaf.requires_grad
-            }
-            sources = [*leaves, *own, *assigned.values()]
+            more = [leaf for _, leaf in assigned]
+            sources = [*leaves, *own, *more]
             gradients = _gradients(value, sources, is_nested)
-        count = len(leaves) + len(own)
-        for index, more in zip(assigned, gradients[count:], strict=True):
-            gradients[index] = _sum_of(gradients[index], more)
-        del gradients[count:]
+        places = {id(v): place for place, v in enumerate(variables)}
+        for variable, _ in reversed(assigned):
+            gradient, place = gradients.pop(), places.get(id(variable))
+            if place is not None:
+                gradients[place] = _sum_of(gradients[place], gradient)
         if not is_nested:
             # No derivative of these will be asked for: free their graphs.
             value, aux = keras.tree.map_structure(detached, (value, aux))

@@ -1,6 +1,8 @@
 """One replica of a run, on a thread of its own, and its rows of a batch."""
 
+import contextlib
 from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from typing import TypeVar
@@ -15,6 +17,7 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.threads import Round
 from keras_dist.replica.exchange import is_row_shaped
+from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch import feeding
 from keras_dist_torch.buckets import Overlap
@@ -73,6 +76,7 @@ class TorchReplica(Replica):
         self.moved = run.moved
         self.overlap = run.overlap
         self._position = position
+        self.assigned: Assigned | None = None
         # By the id of a variable, how often its tensor had been changed.
         self._versions: dict[int, int] = {}
         self._device = device
@@ -136,7 +140,34 @@ class TorchReplica(Replica):
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
         held = value.detach()
         self._versions.pop(id(variable), None)
-        return held.clone().requires_grad_() if variable.trainable else held
+        if not variable.trainable:
+            return held
+        leaf = held.clone().requires_grad_()
+        if self.assigned is not None:
+            self.assigned.append((variable, leaf))
+        return leaf
+
+
+Assigned = list[tuple[keras.Variable, torch.Tensor]]
+
+
+@contextlib.contextmanager
+def noting_assigned() -> Iterator[Assigned]:
+    """Yields a list of the leaves that this thread's replica makes of values
+    which it assigns, while it is differentiated."""
+    state = current_replica()
+    replica = None if state is None else state.replica
+    made: Assigned = []
+    if not isinstance(replica, TorchReplica):
+        yield made
+        return
+    around, replica.assigned = replica.assigned, made
+    try:
+        yield made
+    finally:
+        replica.assigned = around
+        if around is not None:
+            around += made
 
 
 def lengths_of(batch: Any) -> list[int]:

@@ -312,6 +312,25 @@ def test_what_is_read_after_an_assignment_has_a_gradient(way):
 
 
 @ways
+def test_what_is_read_between_assignments_has_a_gradient(way):
+    if BACKEND == "torch" and way != "replicas":
+        pytest.skip("PyTorch refuses to change in place what it has used.")
+    with scope_of(way):
+        v = keras.Variable(2.0)
+
+        def fn():
+            before = v * 1.0
+            v.assign(v * 2.0)
+            between = ops.square(v)
+            v.assign(v * 2.0)
+            return before + between + v * 100.0
+
+        (grad,) = differentiated(way, fn, [v])
+        assert float(array(v)) == 8.0
+    assert float(grad) == 1.0 + 2 * 4.0 + 100.0
+
+
+@ways
 def test_a_normalized_kernel_has_the_gradient_of_the_layer(way):
     with scope_of(way):
         layer = keras.layers.SpectralNormalization(keras.layers.Dense(3))

@@ -17,6 +17,8 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
+from keras_dist_jax import keras_internals as internals
+from keras_dist_jax.jax_internals import around_maps
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.programs import jaxprs
 
@@ -33,9 +35,8 @@ def cell_of(
     variable: keras.Variable, role: str, shape: Sequence[int]
 ) -> jax.Ref:
     """Returns a variable's cell for a role, which has a shape of its own."""
-    aval = jax.core.ShapedArray(
-        tuple(shape), jax.dtypes.canonicalize_dtype(variable.dtype)
-    )
+    dtype = jax.dtypes.canonicalize_dtype(internals.dtype_of(variable))
+    aval = jax.core.ShapedArray(tuple(shape), dtype)
     key = id(variable), role, aval
     cell = _cells.get(key)
     if cell is None or cell.variable() is not variable:
@@ -45,10 +46,19 @@ def cell_of(
     return cell
 
 
+def read(cell: jax.Ref) -> Any:
+    """Returns what a cell has."""
+    # JAX has no rules for cells in mapped branches and loops.
+    with around_maps():
+        return cell[...]
+
+
 def write(cell: jax.Ref, value: Any) -> None:
     """Replaces what a cell has."""
     # Other dtypes would need traces of their own.
-    cell[...] = lax.convert_element_type(jnp.asarray(value), cell.dtype)
+    value = lax.convert_element_type(jnp.asarray(value), cell.dtype)
+    with around_maps(value):
+        cell[...] = value
 
 
 class Cells(NamedTuple):

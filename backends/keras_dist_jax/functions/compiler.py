@@ -25,6 +25,7 @@ from keras_dist.plugin.compiler import tell
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.replica.scopes import values_are_replaced
+from keras_dist_jax.functions.program import NoRuleError
 from keras_dist_jax.functions.program import Program
 from keras_dist_jax.functions.replica_program import run_on_all
 from keras_dist_jax.functions.structure import ARRAY
@@ -86,6 +87,11 @@ _IS_UNEVEN = (
     "the same numbers. For compiled steps only, choose batches that the "
     "replicas divide, and `drop_remainder=True`."
 )
+_HAS_NO_RULE = (
+    "runs uncompiled, because it reads a variable in a function of "
+    "`jax.custom_jvp` or `jax.lax.custom_root`, and JAX has no rule for that. "
+    "Read the variable outside, and pass its value as an argument."
+)
 # Results of a scan that are stacked.
 _STACKED = (jax.Array, jax.ShapeDtypeStruct, PerReplica)
 
@@ -129,7 +135,9 @@ class JaxCompiler(Compiler):
         except IsTracedError:  # in a transformation of the user's own
             pass
         except UnevenError:
-            self._tell(function)
+            self._tell(function, _IS_UNEVEN)
+        except NoRuleError:
+            self._tell(function, _HAS_NO_RULE)
         return function.python_function(*args, **kwargs)
 
     def run(
@@ -159,7 +167,9 @@ class JaxCompiler(Compiler):
             except IsTracedError:  # as in `call`
                 pass
             except UnevenError:
-                self._tell(fn)
+                self._tell(fn, _IS_UNEVEN)
+            except NoRuleError:
+                self._tell(fn, _HAS_NO_RULE)
         python = fn.python_function if isinstance(fn, CompiledFunction) else fn
         if trace is None or not self._several:
             return strategy.run_uncompiled(python, args, kwargs)
@@ -209,7 +219,7 @@ class JaxCompiler(Compiler):
             result = self._run(
                 function, mode, strategy, batches[0], None, steps
             )
-        except UnevenError:
+        except (UnevenError, NoRuleError):
             return super().scan(strategy, function, batches)
 
         def stack(leaf: Any) -> Any:
@@ -313,12 +323,12 @@ class JaxCompiler(Compiler):
             function.name, call, bindings, throttle, layout, is_first
         )
 
-    def _tell(self, function: CompiledFunction) -> None:
+    def _tell(self, function: CompiledFunction, why: str) -> None:
         """Says once of a function that not all of its steps are compiled."""
         if function.key in self._told:
             return
         self._told.add(function.key)
-        tell(function.name, _IS_UNEVEN)
+        tell(function.name, why)
 
     def _join(self, value: PerReplica) -> JoinedPerReplica:
         if not isinstance(value, JoinedPerReplica):

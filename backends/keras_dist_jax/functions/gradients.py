@@ -1,5 +1,6 @@
 """Branches, seeds and gradients of Keras in compiled functions."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from keras_dist.replica.scopes import value_in
 from keras_dist.replica.state import LayerScope
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions.tracing import current_trace
+from keras_dist_jax.jax_internals import tracing_anew
 from keras_dist_jax.placement.arrays import eagerly
 
 Branch = Callable[[], Any]
@@ -101,7 +103,9 @@ def differentiate(
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
         scope = _Differentiated(variables, values, are_in_parts)
         kept.append(scope)
-        with scope:
+        is_traced = current_trace() is not None
+        # Else single operations would be compiled anew, too.
+        with tracing_anew() if is_traced else contextlib.nullcontext(), scope:
             value, aux = fn(*tensors)
         scope.check()
         return jnp.asarray(value), aux
@@ -109,7 +113,7 @@ def differentiate(
     below = stateless_scope()
     are_in_parts = [*map(_is_in_parts, variables)]
     values = [
-        jnp.zeros(variable.shape, variable.dtype)
+        jnp.zeros(variable.shape, internals.dtype_of(variable))
         if in_parts
         else _value(below, variable)
         for variable, in_parts in zip(variables, are_in_parts, strict=True)

@@ -23,9 +23,11 @@ from keras_dist_jax.functions.cells import Cells
 from keras_dist_jax.functions.cells import cells_in
 from keras_dist_jax.functions.cells import run
 from keras_dist_jax.functions.tracing import TAKEN
+from keras_dist_jax.functions.tracing import AssignedInside
 from keras_dist_jax.functions.tracing import Trace
 from keras_dist_jax.functions.tracing import raise_explained
 from keras_dist_jax.jax_internals import forget_effects
+from keras_dist_jax.jax_internals import tracing_anew
 from keras_dist_jax.machine import jit
 from keras_dist_jax.placement import arrays
 from keras_dist_jax.placement.arrays import ALONE
@@ -48,6 +50,10 @@ _WITNESS_OF = operator.itemgetter(2)
 
 class _GrownError(Exception):
     """A trace met variables that the program does not take or give."""
+
+
+class NoRuleError(Exception):
+    """JAX has no rule for what a function does with a variable."""
 
 
 class Program:
@@ -93,6 +99,8 @@ class Program:
         # The outline of each trace's result. A compiled program returns a
         # tuple as long as its trace's index in this list.
         self._outlines: list[Any] = []
+        self._inside = AssignedInside()
+        self._has_no_rule = self._was_called = False
         # The trace that the next program is made of, or `None`.
         self._next: _Traced | None = None
         self.num_traces = 0
@@ -103,6 +111,8 @@ class Program:
         return self._compiled is not None
 
     def run(self, leaves: list[Any]) -> Any:
+        if self._has_no_rule:
+            raise NoRuleError
         # Without the lock, two threads could donate the same arrays. The
         # throttle comes first: a step of `fit` that is traced behind it may
         # need the lock.
@@ -140,8 +150,11 @@ class Program:
             others = _arrays_of(self._taken, self._num_donated)
             donated = others[: self._num_donated]
             del others[: self._num_donated]
-            if max(map(COUNT, donated), default=0) > ALONE + _OWN:
-                arrays.copy_shared(donated, _OWN)
+            # In a first call, an interrupt may come after JAX has deleted them
+            # and before it gives what takes their place.
+            protect = not self._was_called and arrays.have_room(donated)
+            if protect or max(map(COUNT, donated), default=0) > ALONE + _OWN:
+                arrays.copy_shared(donated, _OWN, protect)
             try:
                 self._throttle.dispatch(
                     self._owner,
@@ -169,6 +182,11 @@ class Program:
                     cause = self._throttle.explain(error)
                     if cause is not error:  # a worker is lost
                         raise cause from error
+                if isinstance(error, NotImplementedError) and (
+                    "state discharge rule" in str(error)
+                ):
+                    self._has_no_rule = True
+                    raise NoRuleError from error
                 raise_explained(error, self._name)
 
     def _here(self, leaf: Any) -> Any:
@@ -193,6 +211,7 @@ class Program:
         if self._waits:
             jax.block_until_ready((arrays, written))
             jax.effects_barrier()
+        self._was_called = True
         for binding, array in zip(self._taken, written, strict=False):
             if binding.is_direct and binding.key in binding.attributes:
                 binding.attributes[binding.key] = binding.seen = (
@@ -210,7 +229,8 @@ class Program:
             self._log.note(leaves)
         self.num_traces += 1
         lend_global_seed()
-        trace, outlines = Trace(), []
+        trace, outlines = Trace(self._inside), []
+        self._inside.is_outdated = False
 
         def body(leaves: list[Any]) -> Any:
             with trace.entered():
@@ -222,12 +242,17 @@ class Program:
             is_first = self._is_first and self._compiled is None
             name = None if is_first and not has_made_all else self._name
             try:
-                with HOOKS, refusing_variables(name), noting_exchanges() as new:
+                with (
+                    HOOKS,
+                    tracing_anew(),
+                    refusing_variables(name),
+                    noting_exchanges() as new,
+                ):
                     program = jax.make_jaxpr(body)(leaves)
             except Exception as error:
                 raise_explained(error, self._name)
-        if made:
-            # What it made them for may be another way through its code.
+        # What it made variables for may be another way through its code.
+        if made or self._inside.is_outdated:
             return self._trace(leaves, has_made_all=True)
         found = collectives(program)
         if found:
@@ -268,6 +293,7 @@ class Program:
         self._num_donated = ranks.count(0)
         self._num_written = len(ranks) - ranks.count(2)
 
+        self._was_called = False
         # JAX's caches may keep this function, and must not keep the program.
         program = weakref.ref(self)
 

@@ -23,6 +23,7 @@ from keras_dist_jax.functions.arguments import held_arrays
 from keras_dist_jax.functions.cells import Cells
 from keras_dist_jax.functions.cells import cells_in
 from keras_dist_jax.functions.cells import place_of
+from keras_dist_jax.functions.cells import read
 from keras_dist_jax.functions.cells import run
 from keras_dist_jax.functions.cells import write
 from keras_dist_jax.functions.part_updates import PartUpdates
@@ -35,6 +36,7 @@ from keras_dist_jax.functions.structure import ARRAY_TYPES
 from keras_dist_jax.functions.structure import check_constant
 from keras_dist_jax.functions.tracing import Trace
 from keras_dist_jax.functions.tracing import taken_cell
+from keras_dist_jax.jax_internals import tracing_anew
 from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.per_replica import JoinedPerReplica
 from keras_dist_jax.programs.jaxprs import AXIS
@@ -134,7 +136,7 @@ class _BodyTrace:
         """Returns what the program takes of a variable, on all devices."""
         if self._spec(variable) == ON_EACH:
             return self.trace.read(variable)
-        return taken_cell(variable)[...]
+        return read(taken_cell(variable))
 
     def _spec(self, variable: keras.Variable) -> PartitionSpec:
         own = self.replica_trace.divided_by(variable)
@@ -149,7 +151,7 @@ class _BodyTrace:
             key for key, variable in used.items() if is_per_replica(variable)
         }
         of_all = {
-            key: jnp.zeros(variable.shape, variable.dtype)
+            key: jnp.zeros(variable.shape, internals.dtype_of(variable))
             for key, variable in self.all_of.used.items()
         }
         results, last = run(
@@ -212,7 +214,8 @@ class _Body:
             return results
 
         def keep(leaves: list[Any]) -> tuple[()]:
-            kept.append(jax.make_jaxpr(replica)(leaves))
+            with tracing_anew():
+                kept.append(jax.make_jaxpr(replica)(leaves))
             return ()
 
         jax.eval_shape(over_replicas(mesh, keep, specs, ()), leaves)

@@ -31,12 +31,14 @@ from keras_dist.replica.call import ReplicaCall
 from keras_dist.replica.state import outside_replicas
 from keras_dist_jax.functions.agreement import OwnList
 from keras_dist_jax.functions.cells import cell_of
+from keras_dist_jax.functions.cells import read
 from keras_dist_jax.functions.cells import write
 from keras_dist_jax.functions.gradients import summed_by
 from keras_dist_jax.functions.tracing import Trace
 from keras_dist_jax.functions.tracing import TraceScope
 from keras_dist_jax.functions.tracing import current_trace
 from keras_dist_jax.functions.tracing import share_of
+from keras_dist_jax.jax_internals import is_traced_by
 from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.placement.arrays import eagerly
 from keras_dist_jax.placement.layout import Layout
@@ -77,6 +79,8 @@ class ReplicaTrace:
         self._are_whole: set[int] = set()
         self._is_sharded = is_sharded
         self._all_of: dict[int, Any] = {}
+        # Ids of those that were read in a branch or loop.
+        self._read_inside: set[int] = set()
         self.scope = ReplicaTraceScope(self)
         self.runner = runner(self)
         # By the id of the first component of a gathered value: all components,
@@ -97,15 +101,40 @@ class ReplicaTrace:
         check_owner(variable, self.strategy)
         if not self.trace.has(variable):
             return None
+        if (
+            self.is_in_parts(variable)
+            and id(variable) in self.trace.inside.whole
+        ):
+            self._make_whole(variable)
         if not self.is_in_parts(variable):
-            return self._cell_of_value(variable)[...]
+            return read(self._cell_of_value(variable))
         own, key = shards.shards_of(variable), id(variable)
-        if scans.gathers_again():
+        if not is_traced_by(self.index):
+            self._read_inside.add(key)
+        if scans.gathers_again() or key in self.trace.inside.parts:
             return own.gathered(self.part(variable))
         if key not in self._all_of:
             with tracing_with(self.index):
                 self._all_of[key] = own.gathered(self.part(variable))
         return self._all_of[key]
+
+    def _note_assignment(
+        self, variable: keras.Variable, known: set[int]
+    ) -> None:
+        """Notes an assignment to a variable in parts, in a branch or loop."""
+        key = id(variable)
+        self._all_of.pop(key, None)
+        if key not in known and not is_traced_by(self.index):
+            known.add(key)
+            if key in self._read_inside:
+                self.trace.inside.is_outdated = True
+
+    def _make_whole(self, variable: keras.Variable) -> None:
+        """Lets replicas have all of a variable, of which they had parts."""
+        self._are_whole.add(id(variable))
+        with tracing_with(self.index):
+            whole = shards.shards_of(variable).gathered(self.part(variable))
+            write(self._cell_of_value(variable), whole)
 
     def is_in_parts(self, variable: keras.Variable) -> bool:
         """Tells whether a read gathers the parts of all replicas."""
@@ -129,23 +158,19 @@ class ReplicaTrace:
 
     def part(self, variable: keras.Variable) -> Any:
         """Returns this replica's part of a variable in parts."""
-        return self._cell_of_part(variable)[...]
+        return read(self._cell_of_part(variable))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         check_owner(variable, self.strategy)
         self.trace.has(variable)
-        cell = self._cell_of_value(variable)
         if self.is_in_parts(variable):
-            self._are_whole.add(id(variable))
-            # A branch may leave it as it is.
-            with tracing_with(self.index):
-                part = self.part(variable)
-                write(cell, shards.shards_of(variable).gathered(part))
-        write(cell, value)
+            self._note_assignment(variable, self.trace.inside.whole)
+            self._make_whole(variable)
+        write(self._cell_of_value(variable), value)
 
     def write_part(self, variable: keras.Variable, part: Any) -> None:
         """Replaces this replica's part of a sharded variable."""
-        self._all_of.pop(id(variable), None)
+        self._note_assignment(variable, self.trace.inside.parts)
         write(self._cell_of_part(variable), part)
 
     def everyone(self, nest: Any) -> list[Any]:

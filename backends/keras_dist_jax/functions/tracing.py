@@ -18,6 +18,7 @@ from keras_dist.internals.keras_internals import opened
 from keras_dist.replica.scopes import Overlay
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions.cells import cell_of
+from keras_dist_jax.functions.cells import read
 from keras_dist_jax.functions.cells import write
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.placement.arrays import eagerly
@@ -27,10 +28,24 @@ from keras_dist_jax.throttle import Throttle
 from keras_dist_jax.variables.bindings import is_per_replica
 
 
+class AssignedInside:
+    """What is known of variables in parts that branches or loops assign."""
+
+    # What a branch or loop reads of them must not be gathered around it. A
+    # trace that has done so before it met the assignment is made again.
+
+    def __init__(self) -> None:
+        # Ids of those of which a part is assigned, and of those that are whole.
+        self.parts: set[int] = set()
+        self.whole: set[int] = set()
+        self.is_outdated = False
+
+
 class Trace:
     """One trace of a compiled function, which reads and writes cells."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: "AssignedInside") -> None:
+        self.inside = inside
         # By id: all variables that it met, whose values may be no tensors.
         self.variables: dict[int, keras.Variable] = {}
         self.scope = TraceScope(self)
@@ -77,7 +92,7 @@ class Trace:
         """Returns a variable's value, with a replica axis if they differ."""
         if not self.has(variable):
             return None
-        array = taken_cell(variable)[...]
+        array = read(taken_cell(variable))
         if shards.is_sharded(variable):
             return shards.shards_of(variable).whole(array)
         return array
@@ -183,6 +198,13 @@ _NEEDS_VALUES = (
 )
 
 
+# In what JAX says of assignments in mapped functions.
+_MAPPED = (
+    "vmapped value on an unbatched array reference",
+    "State effect not supported in vmap",
+)
+
+
 def raise_explained(error: BaseException, name: str) -> NoReturn:
     """Raises a `TraceError` for one of JAX's errors, or the error itself."""
     received = (str(error).splitlines() or [""])[0]
@@ -205,11 +227,12 @@ def raise_explained(error: BaseException, name: str) -> NoReturn:
             f"{received} Expected: tensors that are returned, or kept in a "
             "`keras.Variable` with `assign`."
         ) from error
-    if "vmapped value on an unbatched array reference" in received:
+    if any(part in str(error) for part in _MAPPED):
         raise TraceError(
             f"The compiled function '{name}' assigns a variable in a function "
-            "that `jax.vmap` maps, where each row has a value of its own. "
-            f"Received: {received} Expected: one value. Return the values from "
-            "the mapped function, and assign what you make of them outside."
+            "that `jax.vmap` or `keras.ops.vectorized_map` maps, where each "
+            f"row has a value or a branch of its own. Received: {received} "
+            "Expected: one value for all rows. Return the values from the "
+            "mapped function, and assign what you make of them outside."
         ) from error
     raise error

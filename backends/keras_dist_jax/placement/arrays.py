@@ -14,18 +14,37 @@ from keras_dist_jax.programs.jaxprs import AXIS
 # Computes at once while it is open, although a function is traced.
 eagerly = jax.ensure_compile_time_eval
 COUNT = sys.getrefcount
+# A copy may take this part of what a device has left.
+_ROOM = 4
 # The reference count of an object that only a list holds, by `map`.
 ALONE = next(map(COUNT, [object()]))
 
 
-def copy_shared(arrays: list[Any], num_own: int = 0) -> None:
+def have_room(arrays: Sequence[Any]) -> bool:
+    """Tells whether the devices have memory for a copy of arrays, too."""
+    sizes: dict[Any, int] = {}
+    for array in arrays:
+        for shard in [] if is_described(array) else array.addressable_shards:
+            sizes[shard.device] = sizes.get(shard.device, 0) + shard.data.nbytes
+    for device, size in sizes.items():
+        known = device.memory_stats() or {}
+        limit = known.get("bytes_limit")
+        # As much as the program needs is not known.
+        if limit and limit - known["bytes_in_use"] < _ROOM * size:
+            return False
+    return True
+
+
+def copy_shared(
+    arrays: list[Any], num_own: int = 0, copy_all: bool = False
+) -> None:
     """Replaces, in place, each array with other references by a copy.
 
     A step deletes its inputs, which a user may have read from a variable.
     `num_own` is the number of references that variables and slots may have.
     """
     for index, count in enumerate(list(map(COUNT, arrays))):
-        if count > ALONE + num_own:
+        if copy_all or count > ALONE + num_own:
             arrays[index] = copy_of(arrays[index])
 
 

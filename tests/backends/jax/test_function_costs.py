@@ -2,6 +2,7 @@
 
 import gc
 import re
+import types
 
 import jax
 import keras
@@ -167,17 +168,37 @@ def test_what_a_user_holds_is_not_donated():
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
-def test_the_first_call_traces_once_and_copies_nothing(
-    num_replicas, monkeypatch
+@pytest.mark.parametrize("left", [None, 100_000, 2_000])
+def test_the_first_call_traces_once_and_copies_what_there_is_room_for(
+    num_replicas, left, monkeypatch
 ):
+    """A copy is there if Ctrl-C comes while JAX compiles and runs at once."""
     strategy = strategy_of(num_replicas)
     with strategy.scope():
-        v = keras.Variable(np.ones(4, "float32"))
+        v = keras.Variable(np.ones(400, "float32"))
     copied, calls = [], []
-    original = arrays.copy_of
+    copy_of, have_room = arrays.copy_of, arrays.have_room
     monkeypatch.setattr(
-        arrays, "copy_of", lambda each: (copied.append(1), original(each))[1]
+        arrays, "copy_of", lambda each: (copied.append(1), copy_of(each))[1]
     )
+
+    class Device:
+        """One that tells of its memory, as GPUs do."""
+
+        def memory_stats(self):
+            if left is None:
+                return None
+            return {"bytes_limit": 1_000_000, "bytes_in_use": 1_000_000 - left}
+
+    def room_for(donated):
+        shards = [
+            types.SimpleNamespace(device=Device(), data=shard.data)
+            for each in donated
+            for shard in each.addressable_shards
+        ]
+        return have_room([types.SimpleNamespace(addressable_shards=shards)])
+
+    monkeypatch.setattr(arrays, "have_room", room_for)
 
     @keras_dist.function
     def step():
@@ -186,7 +207,7 @@ def test_the_first_call_traces_once_and_copies_nothing(
 
     for _ in range(2):
         strategy.run(step)
-    assert len(calls) == 1 and not copied
+    assert len(calls) == 1 and len(copied) == (left != 2_000)
     np.testing.assert_array_equal(v.numpy(), 4.0)
 
 

@@ -659,14 +659,117 @@ def test_jitted_functions_that_read_and_assign_variables():
     assert found == [3.0, 4.0, 5.0, 6.0] and float(count) == 4.0
 
 
-def test_an_assignment_in_a_mapped_function_is_refused():
-    v = keras.Variable(2.0)
+@pytest.mark.parametrize("num_replicas", [0, 2])
+def test_variables_in_functions_that_vmap_maps(num_replicas):
+    strategy = strategy_of(num_replicas) if num_replicas else None
+    x = np.arange(6.0, dtype="float32").reshape(3, 2)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        v = keras.Variable(2.0)
+        count = keras.Variable(0.0, trainable=False)
+        drop = keras.layers.Dropout(0.5, seed=1)
+        drop.build((2,))
+        seed = drop.seed_generator.state
+
+    def counted(row):
+        count.assign_add(1.0)
+        return row * v.value
+
+    def branch(row):
+        return jax.lax.cond(row[0] > 1, lambda: row * v.value, lambda: row)
+
+    def loop(row):
+        return jax.lax.while_loop(
+            lambda r: jnp.sum(r) < 9.0, lambda r: r + v.value, row
+        )
 
     @keras_dist.function
     def step(x):
-        return jax.vmap(lambda row: (v.assign(row), row)[1])(x)
+        return (
+            ops.vectorized_map(counted, x),
+            jax.vmap(branch)(x),
+            jax.vmap(loop)(x),
+            jax.vmap(jax.grad(lambda r: ops.sum(drop(r, training=True))))(x),
+        )
 
-    with pytest.raises(keras_dist.errors.TraceError, match=r"`jax\.vmap` maps"):
+    run = strategy.run if strategy else lambda fn, args: fn(*args)
+    found = run(step, (jnp.asarray(x),))
+    counts, branches, loops, kept = (
+        to_numpy(each.values[0] if strategy else each) for each in found
+    )
+    np.testing.assert_array_equal(counts, x * 2)
+    np.testing.assert_array_equal(branches, np.where(x[:, :1] > 1, x * 2, x))
+    np.testing.assert_array_equal(loops, [[4, 5], [4, 5], [4, 5]])
+    assert set(kept.ravel()) == {0.0, 2.0}
+    assert float(count) == 1.0
+    assert to_numpy(seed)[1] == 1
+
+
+def test_a_custom_derivative_that_reads_a_variable_runs_uncompiled(capfd):
+    limit = keras.Variable(1.0, trainable=False)
+
+    @jax.custom_jvp
+    def clip(x):
+        return jnp.minimum(x, limit.value)
+
+    clip.defjvp(lambda primals, tangents: (clip(*primals), tangents[0]))
+    step = keras_dist.function(lambda x: jax.value_and_grad(clip)(x))
+    for expected in (1.0, 5.0):
+        limit.assign(expected)
+        value, slope = step(np.float32(7.0))
+        assert (float(value), float(slope)) == (expected, 1.0)
+    assert capfd.readouterr().err.count("runs uncompiled") in (0, 1)
+    plain = keras_dist.function(lambda x: clip(x))
+    for expected in (1.0, 5.0):
+        limit.assign(expected)
+        assert float(plain(np.float32(7.0))) == expected
+    assert capfd.readouterr().err.count("runs uncompiled") == 1
+
+
+def test_a_function_that_jax_has_traced_elsewhere():
+    """It keeps the programs of functions, with what was around them."""
+    v = keras.Variable(2.0)
+
+    @jax.jit
+    def jitted(x):
+        return x * v.value
+
+    def body(x, _):
+        return x * v.value, None
+
+    step = keras_dist.function(lambda x: jitted(x))
+    x = np.float32(3.0)
+    assert float(step(x)) == float(jitted(x)) == 6.0
+
+    @keras_dist.function
+    def both(x, _):
+        forward = jax.lax.scan(body, x, None, length=2)[0]
+        slope = keras_dist.gradient(
+            lambda: jax.lax.scan(body, x, None, length=2)[0], v
+        )
+        v.assign_add(1.0)
+        return forward, slope, jax.lax.scan(body, x, None, length=2)[0]
+
+    for static in "ab":
+        value = float(v)
+        found = [float(each) for each in both(x, static)]
+        assert found == [3 * value**2, 6 * value, 3 * (value + 1) ** 2]
+
+
+@pytest.mark.parametrize("where", ["mapped", "branch"])
+def test_an_assignment_in_a_mapped_function_is_refused(where):
+    v = keras.Variable(2.0)
+
+    def assigned(row):
+        v.assign(row)
+        return row
+
+    def mapped(row):
+        if where == "mapped":
+            return assigned(row)
+        return jax.lax.cond(row > 0, assigned, lambda row: row, row)
+
+    step = keras_dist.function(lambda x: jax.vmap(mapped)(x))
+    with pytest.raises(keras_dist.errors.TraceError, match=r"`jax\.vmap` or"):
         step(np.arange(3.0, dtype="float32"))
     assert float(v) == 2.0
 
