@@ -9,6 +9,7 @@ from keras import ops
 
 import keras_dist
 from parity.harness import assert_same
+from parity.harness import dtype_policy
 from sharded.helpers import shards
 
 pytestmark = shards
@@ -112,3 +113,121 @@ def test_an_update_of_some_variables():
     strategy = keras_dist.MirroredStrategy(DEVICES, **KINDS["state"])
     found = trained(strategy, "one norm", names_few=True)
     assert_same(found, on_one_device("one norm", names_few=True))
+
+
+def _of_two_replicas(options):
+    count = 2 * options.get("logical_devices", 1)
+    return keras_dist.MirroredStrategy(DEVICES[:count], **options)
+
+
+def _assigned_in_a_loop(v, optimizer, x):
+    def once(_, x):
+        v.assign_add(ops.ones(2048))
+        return x + v[0]
+
+    return ops.fori_loop(0, 3, once, x)
+
+
+def _trained_in_a_scan(v, optimizer, x):
+    def once(carry, _):
+        loss, grads = keras_dist.value_and_grad(
+            lambda: ops.sum(ops.square(v - x)) / 8, [v]
+        )
+        optimizer.apply(grads, [v])
+        return carry, loss
+
+    return ops.sum(ops.scan(once, 0.0, length=3)[1])
+
+
+def _updated_and_read_in_a_branch(v, optimizer, x):
+    def update():
+        optimizer.apply([ops.ones(2048)], [v])
+        return v[0] * 1.0
+
+    return ops.cond(x > 0.0, update, lambda: v[1] * 7.0) + v[2]
+
+
+def _read_in_one_branch_updated_in_another(v, optimizer, x):
+    def update():
+        optimizer.apply([ops.ones(2048)], [v])
+        return 0.0
+
+    return ops.cond(x < 0.0, lambda: v[0] * 1.0, update) + v[2]
+
+
+def _half_as_large(v, optimizer, x):
+    def halve():
+        v.assign(v / 2.0)
+        return 0.0
+
+    return ops.cond(x > 0.0, halve, lambda: 0.0) + v[2]
+
+
+def _left_by(fn, options):
+    """What a function gives, three times, and what it leaves."""
+    strategy = _of_two_replicas(options)
+    with strategy.scope():
+        v = keras.Variable(np.linspace(-1, 2, 2048).astype("float32"))
+        optimizer = optimizers.Adam(0.1)
+        optimizer.build([v])
+    step = keras_dist.function(lambda x: fn(v, optimizer, x))
+    found = []
+    for x in (1.0, -1.0, 2.0):
+        result = strategy.run(step, (ops.convert_to_tensor(np.float32(x)),))
+        found.append(float(strategy.experimental_local_results(result)[0]))
+    return found, ops.convert_to_numpy(v.value)
+
+
+@pytest.mark.only_on("jax", reason="Others have no parts in programs.")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        _assigned_in_a_loop,
+        _trained_in_a_scan,
+        _updated_and_read_in_a_branch,
+        _read_in_one_branch_updated_in_another,
+        _half_as_large,
+    ],
+)
+def test_loops_and_branches_that_assign(kind, fn):
+    found, ours = _left_by(fn, KINDS[kind])
+    expected, whole = _left_by(fn, {})
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
+
+
+def _trained_with(policy, options):
+    keras.utils.set_random_seed(1)
+    strategy = _of_two_replicas(options)
+    layers = keras.layers
+    with dtype_policy(policy), strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((40,)), layers.Dense(64), layers.Dense(7)]
+        )
+        optimizer = optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+
+    @keras_dist.function
+    def step(x):
+        loss, grads = keras_dist.value_and_grad(
+            lambda: ops.mean(ops.square(ops.cast(model(x), "float32"))),
+            model.trainable_variables,
+        )
+        optimizer.apply(grads, model.trainable_variables)
+        return loss
+
+    for _ in range(2):
+        strategy.run(step, (ops.convert_to_tensor(X),))
+    return [ops.convert_to_numpy(v.value) for v in model.variables]
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("kind", KINDS if BACKEND == "jax" else ["state"])
+def test_mixed_precision(kind, policy):
+    found, expected = (
+        _trained_with(policy, KINDS[kind]),
+        _trained_with(policy, {}),
+    )
+    for ours, whole in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, whole, rtol=1e-2, atol=1e-3)
