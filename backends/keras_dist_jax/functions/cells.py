@@ -24,8 +24,7 @@ from keras_dist_jax.programs import jaxprs
 
 # What gradients and `jax.checkpoint` make of assignments: nothing.
 _KIND = "no_grad_no_remat"
-# Each variable's cells, as long as programs have them: JAX may use a part of a
-# trace again in another one.
+# Each variable's cells, as long as programs have them.
 _cells: weakref.WeakValueDictionary[Any, jax.Ref] = (
     weakref.WeakValueDictionary()
 )

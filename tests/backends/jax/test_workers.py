@@ -22,8 +22,8 @@ from keras_dist_jax import backend
 from keras_dist_jax import runtime_internals
 from keras_dist_jax.cluster import start as joining
 from keras_dist_jax.cluster import workers
+from keras_dist_jax.cluster.watched import WatchedThrottle
 from keras_dist_jax.throttle import OneAtATime
-from keras_dist_jax.throttle import WatchedThrottle
 
 
 @functools.cache
