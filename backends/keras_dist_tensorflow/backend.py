@@ -1,8 +1,10 @@
 """The TensorFlow plugin: its devices, executors and workers."""
 
+import contextlib
 import sys
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.membership import leave_at_exit
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
+from keras_dist.replica.scopes import Following
+from keras_dist.replica.state import current_call
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices
@@ -173,11 +177,49 @@ class TensorFlowBackend(Backend, Differentiates):
         own = [tf.identity(tensor) for tensor in tensors]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([*read, *own])
-            value, aux = fn(*own)
+            with _following(variables, read, tape) as assigned:
+                value, aux = fn(*own)
         # After the tape's scope, so that only tapes around it record this.
-        gradients = tape.gradient(value, [*read, *own])
+        more = [tensor for _, tensor in assigned]
+        gradients = tape.gradient(value, [*read, *own, *more])
+        for place, _ in reversed(assigned):
+            gradient = gradients.pop()
+            if gradient is not None and gradients[place] is not None:
+                gradient = tf.add(gradients[place], gradient)
+            if gradient is not None:
+                gradients[place] = gradient
         of_tensors = [
             None if gradient is None else tf.convert_to_tensor(gradient)
             for gradient in gradients[len(read) :]
         ]
         return value, aux, gradients[: len(read)] + of_tensors
+
+
+@contextlib.contextmanager
+def _following(
+    variables: Sequence[keras.Variable], read: Sequence[Any], tape: Any
+) -> Iterator[list[tuple[int, Any]]]:
+    """Has a tape watch what a replica assigns to what it reads as tensors.
+
+    Yields the places of these variables, and the tensors.
+    """
+    watched: list[tuple[int, Any]] = []
+    tensors = [
+        (variable, value)
+        for variable, value in zip(variables, read, strict=True)
+        if current_call() is not None and not variable.trainable
+    ]
+    if not tensors:
+        yield watched
+        return
+    places = {id(variable): place for place, variable in enumerate(variables)}
+
+    def follow(variable: keras.Variable, value: Any) -> Any:
+        tensor = tf.identity(value)
+        tape.watch(tensor)
+        watched.append((places[id(variable)], tensor))
+        return tensor
+
+    with Following(tensors, follow) as overlay:
+        yield watched
+    overlay.release()

@@ -32,12 +32,13 @@ from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.gradients import current
-from keras_dist.replica.scopes import Overlay
+from keras_dist.replica.scopes import Following
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.hooks import table
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.profiler import TorchProfiler
+from keras_dist_torch.replica import Assigned
 from keras_dist_torch.replica import noting_assigned
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
@@ -240,8 +241,8 @@ class TorchBackend(
                 for t in tensors
             ]
             with (
-                _read_as_leaves(variables) as leaves,
                 noting_assigned() as assigned,
+                _read_as_leaves(variables, assigned) as leaves,
             ):
                 value, aux = fn(*own)
             more = [leaf for _, leaf in assigned]
@@ -267,9 +268,21 @@ def _sum_of(gradient: Any, more: Any) -> Any:
 
 @contextlib.contextmanager
 def _read_as_leaves(
-    variables: Sequence[keras.Variable],
+    variables: Sequence[keras.Variable], assigned: Assigned
 ) -> Iterator[list[torch.Tensor]]:
-    """Makes variables read as leaves of autograd, which it yields."""
+    """Makes variables read as leaves of autograd, which it yields.
+
+    The leaves that it makes after assignments go to `assigned`.
+    """
+
+    def follow(variable: keras.Variable, value: torch.Tensor) -> torch.Tensor:
+        if value.requires_grad:  # for a derivative around this one
+            leaf = value.view_as(value)
+        else:
+            leaf = value.detach().clone().requires_grad_()
+        assigned.append((variable, leaf))
+        return leaf
+
     leaves = [variable.value for variable in variables]
     overlaid = []
     for index, variable in enumerate(variables):
@@ -280,7 +293,7 @@ def _read_as_leaves(
     if not overlaid:
         yield leaves
         return
-    overlay = Overlay(overlaid)
+    overlay = Following(overlaid, follow)
     try:
         with HOOKS, overlay:
             yield leaves

@@ -81,6 +81,34 @@ class Recording(Overlay):
         ]
 
 
+class Following(Overlay):
+    """An overlay that goes on to stand for variables after assignments.
+
+    Args:
+        values: Pairs of a variable and its value.
+        follow: Callable. Takes one of these variables and what it has after an
+            assignment; returns what is read.
+        eagerly: As of `Overlay`.
+    """
+
+    def __init__(
+        self,
+        values: Iterable[tuple[keras.Variable, Any]],
+        follow: Callable[[keras.Variable, Any], Any],
+        eagerly: Eagerly = contextlib.nullcontext,
+    ) -> None:
+        super().__init__(values, eagerly)
+        self._followed = {*self.state_mapping}
+        self._follow = follow
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        super().add_update(update)
+        variable, _ = update
+        if id(variable) in self._followed:
+            value = value_in(self.below, variable)
+            self.state_mapping[id(variable)] = self._follow(variable, value)
+
+
 def value_in(
     scope: keras.StatelessScope | None, variable: keras.Variable
 ) -> Any:

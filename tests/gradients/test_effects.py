@@ -296,10 +296,14 @@ def test_no_gradient_passes_through_an_assignment(way):
     assert float(grad) == 6.0
 
 
+trained = pytest.mark.parametrize("trainable", [True, False])
+
+
 @ways
-def test_what_is_read_after_an_assignment_has_a_gradient(way):
+@trained
+def test_what_is_read_after_an_assignment_has_a_gradient(way, trainable):
     with scope_of(way):
-        v = keras.Variable(5.0)
+        v = keras.Variable(5.0, trainable=trainable)
 
         def fn():
             before = v * 1.0
@@ -312,11 +316,10 @@ def test_what_is_read_after_an_assignment_has_a_gradient(way):
 
 
 @ways
-def test_what_is_read_between_assignments_has_a_gradient(way):
-    if BACKEND == "torch" and way != "replicas":
-        pytest.skip("PyTorch refuses to change in place what it has used.")
+@trained
+def test_what_is_read_between_assignments_has_a_gradient(way, trainable):
     with scope_of(way):
-        v = keras.Variable(2.0)
+        v = keras.Variable(2.0, trainable=trainable)
 
         def fn():
             before = v * 1.0
@@ -325,6 +328,11 @@ def test_what_is_read_between_assignments_has_a_gradient(way):
             v.assign(v * 2.0)
             return before + between + v * 100.0
 
+        if BACKEND == "torch" and way != "replicas" and trainable:
+            # A parameter is changed in place.
+            with pytest.raises(RuntimeError, match="inplace operation"):
+                differentiated(way, fn, [v])
+            return
         (grad,) = differentiated(way, fn, [v])
         assert float(array(v)) == 8.0
     assert float(grad) == 1.0 + 2 * 4.0 + 100.0

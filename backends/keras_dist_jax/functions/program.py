@@ -36,6 +36,7 @@ from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.per_replica import UnevenError
 from keras_dist_jax.programs.jaxprs import collectives
 from keras_dist_jax.programs.jaxprs import has_callbacks
+from keras_dist_jax.programs.jaxprs import has_cells_in_derivatives
 from keras_dist_jax.throttle import Throttle
 from keras_dist_jax.variables.bindings import LOCK
 from keras_dist_jax.variables.bindings import Bindings
@@ -182,11 +183,6 @@ class Program:
                     cause = self._throttle.explain(error)
                     if cause is not error:  # a worker is lost
                         raise cause from error
-                if isinstance(error, NotImplementedError) and (
-                    "state discharge rule" in str(error)
-                ):
-                    self._has_no_rule = True
-                    raise NoRuleError from error
                 raise_explained(error, self._name)
 
     def _here(self, leaf: Any) -> Any:
@@ -254,6 +250,9 @@ class Program:
         # What it made variables for may be another way through its code.
         if made or self._inside.is_outdated:
             return self._trace(leaves, has_made_all=True)
+        if has_cells_in_derivatives(program):
+            self._has_no_rule = True
+            raise NoRuleError
         found = collectives(program)
         if found:
             exchanges = ", ".join([*new, *found])

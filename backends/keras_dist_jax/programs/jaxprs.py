@@ -91,6 +91,19 @@ def has_callbacks(program: Any) -> bool:
     return any(map(calls_back, opened(program).eqns))
 
 
+def has_cells_in_derivatives(program: Any) -> bool:
+    """Tells whether a function with a derivative of its own uses a mutable
+    array, which JAX has no rule for."""
+    return any(
+        (
+            equation.primitive.name == "custom_jvp_call"
+            and any(map(is_mutable, equation.invars))
+        )
+        or any(map(has_cells_in_derivatives, inner(equation)))
+        for equation in opened(program).eqns
+    )
+
+
 def has_checkpoint(program: Any) -> bool:
     """Tells whether a part of a program is computed again for gradients."""
     return any(
