@@ -717,8 +717,8 @@ def test_a_custom_derivative_that_reads_a_variable_runs_uncompiled(capfd):
         limit.assign(expected)
         value, slope = step(np.float32(7.0))
         assert (float(value), float(slope)) == (expected, 1.0)
-    # JAX has differentiated it: nothing is left that it has no rule for.
-    assert "runs uncompiled" not in capfd.readouterr().err
+    # The rule of the derivative calls the function.
+    assert capfd.readouterr().err.count("runs uncompiled") == 1
     plain = keras_dist.function(lambda x: clip(x))
     for expected in (1.0, 5.0):
         limit.assign(expected)
