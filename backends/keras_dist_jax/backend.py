@@ -55,6 +55,7 @@ from keras_dist_jax.placement.layout import WideLayout
 from keras_dist_jax.placement.layout import jax_devices
 from keras_dist_jax.placement.per_replica import register_trees
 from keras_dist_jax.profiler import JaxProfiler
+from keras_dist_jax.sharding import supported
 from keras_dist_jax.targets.compilation import compiled_program
 from keras_dist_jax.targets.topologies import machine_of
 from keras_dist_jax.targets.tpus import tpu_places
@@ -130,6 +131,9 @@ class JaxBackend(
         watch = joining.join(cluster, options)
         self._workers = JaxWorkers(cluster, options, watch, self._cpu_throttle)
         self._plain_compiler.agrees = True
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        supported.check_optimizer(optimizer)
 
     def check_alone(self) -> None:
         if self._workers is None:

@@ -42,7 +42,6 @@ from keras_dist_torch.replica import Assigned
 from keras_dist_torch.replica import noting_assigned
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
-from keras_dist_torch.sharded import TorchShardedExecutor
 from keras_dist_torch.weighing import differentiating
 from keras_dist_torch.workers import TorchWorkers
 from keras_dist_torch.workers import check_alone
@@ -112,29 +111,21 @@ class TorchBackend(
         return TorchCentralExecutor(plan, self._workers_of(plan))
 
     def sharded_executor(self, plan: Plan) -> Executor:
-        if plan.shards_variables:
-            return self._direct_executor(plan)
-        return TorchShardedExecutor(plan, self._workers_of(plan))
+        workers, shards_all = self._workers_of(plan), plan.shards_variables
+        if workers is None or (shards_all and plan.num_local_replicas > 1):
+            raise _not_in_a_process(plan)
+        # Late, because DTensor and FSDP take long to import.
+        if not shards_all:
+            from keras_dist_torch.slots import SlotsExecutor
 
-    def _direct_executor(self, plan: Plan) -> Executor:
-        if plan.num_local_replicas > 1:
-            names = ", ".join(map(str, plan.devices))
-            raise DeviceError(
-                "On PyTorch, a process keeps its part of variables on one "
-                f"device. Received: variables='sharded' with {names}. "
-                "Expected: one device in each process. Start a process for "
-                "each device with `keras-dist run --workers`, and use "
-                "MultiWorkerMirroredStrategy(variables='sharded') there."
-            )
-        assert self._workers is not None
-        # Late, because FSDP takes long to import.
+            return SlotsExecutor(plan, workers)
         if self._is_simulated:
             from keras_dist_torch.simulation import SimulatedExecutor
 
-            return SimulatedExecutor(plan, self._workers)
+            return SimulatedExecutor(plan, workers)
         from keras_dist_torch.direct import TorchDirectExecutor
 
-        return TorchDirectExecutor(plan, self._workers)
+        return TorchDirectExecutor(plan, workers)
 
     @contextlib.contextmanager
     def on_target(self, target: Target) -> Iterator[Sequence[int]]:
@@ -257,6 +248,18 @@ class TorchBackend(
             # No derivative of these will be asked for: free their graphs.
             value, aux = keras.tree.map_structure(detached, (value, aux))
         return value, aux, gradients
+
+
+def _not_in_a_process(plan: Plan) -> DeviceError:
+    names = ", ".join(map(str, plan.devices))
+    what = "variables" if plan.shards_variables else "optimizer_state"
+    return DeviceError(
+        "On PyTorch, each process keeps one part of what is sharded. Received: "
+        f"{what}='sharded' with {names} of one process. Expected: a process "
+        "for each device. Start them with `keras-dist run --workers`, and use "
+        f"MultiWorkerMirroredStrategy({what}='sharded') there. Or use JAX, "
+        "where a process keeps a part on each of its devices."
+    )
 
 
 def _sum_of(gradient: Any, more: Any) -> Any:

@@ -57,12 +57,19 @@ def _of(
     return found
 
 
+def is_elementwise(optimizer: Any) -> bool:
+    """Returns whether each element's update is its own, as Keras writes it.
+
+    The optimizer is one that updates many variables by one call.
+    """
+    return is_of_keras(optimizer._parallel_update_step)
+
+
 def may_cut(optimizer: Any) -> bool:
-    """Returns whether each element's update is its own, as Keras writes it."""
+    """Returns whether variables may be updated by several calls."""
     # Nadam's also changes a number that all variables share.
-    return is_of_keras(optimizer._parallel_update_step) and not isinstance(
-        optimizer, keras.optimizers.Nadam
-    )
+    is_nadam = isinstance(optimizer, keras.optimizers.Nadam)
+    return is_elementwise(optimizer) and not is_nadam
 
 
 def chunks(variables: Sequence[keras.Variable]) -> Sequence[Sequence[int]]:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -11,40 +10,30 @@ from typing import TypeVar
 import keras
 import torch
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.experimental import implicit_replication
 
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
-from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_random import lend_global_seed
-from keras_dist.plugin.home import Home
 from keras_dist.plugin.places import Places
-from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
 from keras_dist.replica.adoption import adopt
 from keras_dist.replica.state import outside_replicas
-from keras_dist.replica.variables import ShardedVariable
-from keras_dist_torch.direct_hooks import HOOKS
-from keras_dist_torch.direct_hooks import preparing
 from keras_dist_torch.direct_replica import DirectReplica
 from keras_dist_torch.direct_replica import in_parts
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.draws import States
 from keras_dist_torch.fsdp_internals import reset
+from keras_dist_torch.in_parts import PartsExecutor
 from keras_dist_torch.keras_internals import own_variables
-from keras_dist_torch.mesh import mesh_of
+from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.parts import DTensorHome
-from keras_dist_torch.parts import are_in_parts
-from keras_dist_torch.parts import as_parts
-from keras_dist_torch.parts import hold
 from keras_dist_torch.parts import is_to_split
-from keras_dist_torch.parts import mark_slot
 from keras_dist_torch.parts import marked_weight
-from keras_dist_torch.parts import release
-from keras_dist_torch.replicas import TorchReplicaExecutor
+from keras_dist_torch.parts_hooks import HOOKS
+from keras_dist_torch.parts_hooks import preparing
 from keras_dist_torch.units import new_layers
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
@@ -52,31 +41,21 @@ from keras_dist_torch.workers import TorchWorkers
 T = TypeVar("T")
 
 
-class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
+class TorchDirectExecutor(PartsExecutor):
     """Runs one replica a worker, on variables in parts."""
 
     hooks = HOOKS
-    workers: TorchWorkers
     # A plain model would update copies.
     shares_layers = False
 
     def __init__(self, plan: Plan, workers: TorchWorkers) -> None:
+        workers.check_fsdp(torch_device(plan.primary).type)
         super().__init__(plan, workers)
-        workers.check_fsdp(self._home.type)
-        self._mesh = mesh_of(workers, self._home.type)
         # FSDP's hooks, as they are.
         self._step = torch._dynamo.disable(self._run_step)
 
-    def home(self, variable: keras.Variable) -> Home:
-        is_sharded = isinstance(variable, ShardedVariable)
-        if is_sharded or is_to_split(variable):
-            return DTensorHome(variable, self.plan, self._mesh, self.workers)
-        return super().home(variable)
-
-    def keep_together(
-        self, variable: keras.Variable, reference: keras.Variable
-    ) -> None:
-        mark_slot(variable, reference)
+    def _divides(self, variable: keras.Variable) -> bool:
+        return is_to_split(variable)
 
     def prepare(self, model: keras.Model) -> None:
         super().prepare(model)
@@ -218,61 +197,3 @@ class TorchDirectExecutor(TorchReplicaExecutor, KeepsParts):
         if total is None or not isinstance(home, DTensorHome):
             return total
         return home.split(total).detach()
-
-    @contextlib.contextmanager
-    def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        try:
-            # What is no `DTensor` is the same on all workers.
-            with as_parts(), implicit_replication():
-                yield
-        except NotImplementedError as error:
-            raise _not_in_parts(optimizer, error) from error
-
-    @contextlib.contextmanager
-    def readable_by_chief(
-        self, variables: Sequence[keras.Variable]
-    ) -> Iterator[None]:
-        chosen = [each for each in variables if are_in_parts([each])]
-        if chosen:
-            self.workers.meet("all variables, to save or load them")
-        with _held(chosen, self.plan.is_chief, torch.device("cpu")):
-            yield
-
-    @contextlib.contextmanager
-    def written_by_chief(
-        self, variables: Sequence[keras.Variable]
-    ) -> Iterator[None]:
-        chosen = [each for each in variables if are_in_parts([each])]
-        with self.readable_by_chief(chosen):
-            yield
-            for variable in chosen:
-                home = self.home(variable)
-                assert isinstance(home, DTensorHome)
-                home.take_chiefs(release(variable))
-
-
-@contextlib.contextmanager
-def _held(
-    variables: Sequence[keras.Variable],
-    is_held: bool = True,
-    device: torch.device | None = None,
-) -> Iterator[None]:
-    """Gathers variables, one after the other, and holds them inside."""
-    try:
-        for variable in variables:
-            hold(variable, is_held, device)
-        yield
-    finally:
-        for variable in variables:
-            release(variable)
-
-
-def _not_in_parts(
-    optimizer: keras.optimizers.Optimizer, error: Exception
-) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"Optimizer '{optimizer.name}' of class {type(optimizer).__name__} "
-        "can't update variables in parts, or a constraint of a variable "
-        f"can't be computed on them. PyTorch says: {error}. Expected: "
-        "operations that DTensor has, or variables='mirrored'."
-    )

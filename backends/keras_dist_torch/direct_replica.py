@@ -7,6 +7,7 @@ that FSDP's sums are the gradients of the global batch.
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
+from typing import NoReturn
 from typing import TypeVar
 
 import keras
@@ -20,7 +21,8 @@ from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.replica.gradients import Differentiated
-from keras_dist.replica.state import current_call
+from keras_dist.replica.state import current_replica
+from keras_dist.replica.state import current_step
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.gradients import detached
@@ -48,8 +50,9 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         # By id: variables in parts that the step read, and what autograd
         # knows in their place.
         self._leaves: dict[int, tuple[keras.Variable, DTensor]] = {}
-        # Whether losses have been differentiated, with the share's weight.
-        self.has_gradients = False
+        # Whether losses have been differentiated by `backward`, so that all
+        # gradients have the share's weight, or by `differentiate`.
+        self.has_gradients = self._has_derived = False
         self._trained: Sequence[keras.Variable] = ()
         # By id: variables that were read.
         self._seen: dict[int, keras.Variable] = {}
@@ -102,6 +105,8 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         return whole
 
     def backward(self, original: Callable[[Any], None], tensors: Any) -> None:
+        if self._has_derived:
+            _refuse_both()
         self._end_forward()
         given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
         original([each * self.share.weight for each in given])
@@ -121,25 +126,42 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         is_nested: bool,
     ) -> Differentiated:
         _check_can_differentiate(variables, is_nested)
-        self._end_forward()
+        if self.has_gradients:
+            _refuse_both()
+        self._has_derived = True
+        is_step = current_step() is not None
+        if not is_step:
+            self._end_forward()
         own = [tensor.detach().requires_grad_() for tensor in tensors]
         with torch.enable_grad():
             value, aux = fn(*own)
+            if is_step:
+                self._end_forward()
             if value.requires_grad:
-                plain_backward(value)
+                # In a step, losses have no weight yet, and FSDP sums gradients.
+                weight = self.share.weight if is_step else 1.0
+                plain_backward(value * weight)
         self._add_gradients()
-        gradients = [self._gradient_of(each) for each in variables]
-        gradients += [tensor.grad for tensor in own]
+        found = [*map(self._gradient_of, variables)]
+        found += [tensor.grad for tensor in own]
+        gradients = [self._as_given(each, is_step) for each in found]
         self.zero_grad([*self._seen.values()])
         value, aux = keras.tree.map_structure(detached, (value, aux))
         return value, aux, gradients
 
-    def _gradient_of(self, variable: keras.Variable) -> Any:
-        call = current_call()
-        assert call is not None
-        held = call.scope.state_mapping.get(id(variable))
-        found = (tensor_in_use(variable) if held is None else held).grad
-        return SummedGradient.of(found) if found is not None else None
+    def _gradient_of(self, variable: keras.Variable) -> torch.Tensor | None:
+        state = current_replica()
+        assert state is not None
+        held = state.scope.state_mapping.get(id(variable))
+        return (tensor_in_use(variable) if held is None else held).grad
+
+    def _as_given(self, gradient: Any, is_step: bool) -> Any:
+        """Returns a gradient as code gets it: its own replica's, or sealed."""
+        if isinstance(gradient, DTensor):
+            return SummedGradient.of(gradient)
+        if gradient is None or not is_step:
+            return gradient
+        return gradient * self.share.inverse
 
     def _add_gradients(self) -> None:
         """Adds gradients of variables that were gathered where they are read.
@@ -171,6 +193,15 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         self._seen.clear()
 
 
+def _refuse_both() -> NoReturn:
+    raise UnsupportedModelError(
+        "A step on variables in parts computed gradients in two ways, which "
+        "count differently. Received: `backward` and "
+        "`keras_dist.value_and_grad` or `gradient`. Expected: one of them for "
+        "all gradients of a step. Or use variables='mirrored'."
+    )
+
+
 def _check_can_differentiate(
     variables: Sequence[keras.Variable], is_nested: bool
 ) -> None:
@@ -183,8 +214,8 @@ def _check_can_differentiate(
     if not received:
         return
     raise UnsupportedModelError(
-        "With variables='sharded' on PyTorch, replica functions compute "
-        "gradients of trainable variables and of tensors, once. Received: "
+        "With variables='sharded' on PyTorch, a step computes gradients of "
+        "trainable variables and of tensors, once. Received: "
         f"{received}. Expected: `value_and_grad` of a loss without gradients "
         "in it, for trainable variables. Or use variables='mirrored'."
     )
@@ -193,16 +224,14 @@ def _check_can_differentiate(
 class SummedGradient(torch.Tensor):
     """A gradient in parts that is a sum over workers, for optimizers only.
 
-    Code in a replica function would take it for the replica's own.
+    Code in a step would take it for the replica's own.
     """
 
     parts: DTensor
 
     @classmethod
-    def of(cls, gradient: torch.Tensor) -> torch.Tensor:
-        """Keeps code from a gradient in parts; returns others as they are."""
-        if not isinstance(gradient, DTensor):
-            return gradient
+    def of(cls, gradient: DTensor) -> torch.Tensor:
+        """Keeps code from a gradient in parts."""
         empty = torch.empty(gradient.shape, dtype=gradient.dtype, device="meta")
         made: SummedGradient = empty.as_subclass(cls)
         made.parts = gradient
@@ -215,12 +244,11 @@ class SummedGradient(torch.Tensor):
         if func in _DESCRIBING:
             return super().__torch_function__(func, types, args, kwargs or {})
         raise UnsupportedModelError(
-            "A gradient of a variable in parts was used in a function that "
-            "`strategy.run` calls. It is a sum over workers, and not this "
-            "replica's own. Expected: gradients of `value_and_grad` that are "
-            "given to `optimizer.apply` as they are. To clip them, use the "
-            "optimizer's `clipnorm`, `global_clipnorm` or `clipvalue`. Or use "
-            "variables='mirrored'."
+            "A gradient of a variable in parts was used in a step. It is a sum "
+            "over workers, and not this replica's own. Expected: gradients of "
+            "`value_and_grad` that are given to `optimizer.apply` as they are. "
+            "To clip them, use the optimizer's `clipnorm`, `global_clipnorm` "
+            "or `clipvalue`. Or use variables='mirrored'."
         )
 
     def __repr__(self, **options: Any) -> str:

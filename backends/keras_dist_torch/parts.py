@@ -1,26 +1,26 @@
 """Variables in parts: a `DTensor` each, of which a worker keeps its shard."""
 
-import contextlib
-import threading
+import math
 from abc import ABC
 from abc import abstractmethod
+from collections.abc import Iterable
 from collections.abc import Sequence
+from typing import Any
 
 import keras
-import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor import Shard
-from torch.distributed.tensor import distribute_tensor
 
-from keras_dist.core.context import replaced
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals import keras_internals
 from keras_dist.plugin.home import ShardedHome
+from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.state import current_replica
-from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import forget_parameter
 from keras_dist_torch.keras_internals import tensor_of
@@ -39,31 +39,71 @@ _MARKED = "_keras_dist_goes_in_parts"
 LEAST_ELEMENTS = 1024
 
 
-class _PartsReading(threading.local):
-    """Says if a thread reads variables as `DTensor`s."""
+class InParts(Overlay):
+    """A scope in which variables are `DTensor`s, of which an assignment changes
+    this worker's part, and nothing is gathered.
 
-    def __init__(self) -> None:
-        self.as_parts = False
-        # Whether these are this worker's own tensors.
-        self.as_local = False
+    Args:
+        workers: `TorchWorkers`, or `None` if nothing is summed inside.
+        views: Pairs of a whole variable and what stands for it.
+    """
+
+    is_base = True
+
+    def __init__(
+        self,
+        workers: TorchWorkers | None = None,
+        views: Iterable[tuple[keras.Variable, DTensor]] = (),
+    ) -> None:
+        super().__init__(views)
+        self.workers = workers
+        # Whether a `DTensor` is read as this worker's part of it.
+        self.is_local = False
+
+    def tensor(self, variable: keras.Variable) -> DTensor | None:
+        """Returns what an update changes of a variable; `None`: all of it."""
+        found = self.state_mapping.get(id(variable))
+        if found is None:
+            found = vars(variable).get(_STORED)
+        return found if isinstance(found, DTensor) else None
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        found = self.tensor(variable)
+        if found is not None:
+            return found.to_local() if self.is_local else found
+        if self.below is None:
+            return keras_internals.value_of(variable)
+        return super().get_current_value(variable)
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        own = self.tensor(variable)
+        if own is None:
+            if isinstance(value, DTensor):
+                value = value.full_tensor()
+            super().add_update((variable, value))
+            return
+        if isinstance(value, DTensor) and value.placements != own.placements:
+            # By way of the whole value: PyTorch's own way from one axis to
+            # another needs a default process group.
+            whole = [Replicate() for _ in own.placements]
+            value = value.redistribute(placements=whole)
+            value = value.redistribute(placements=own.placements)
+        with torch.no_grad():
+            own.copy_(value)
 
 
-_reading = _PartsReading()
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns this worker's part of a `DTensor`, and others as they are."""
+    is_in_parts = isinstance(tensor, DTensor)
+    own: torch.Tensor = tensor.to_local() if is_in_parts else tensor
+    return own
 
 
-def as_parts() -> contextlib.AbstractContextManager[None]:
-    """Has variables read as `DTensor`s, and nothing gathered, inside."""
-    return replaced(_reading, as_parts=True)
-
-
-def as_local_parts() -> contextlib.AbstractContextManager[None]:
-    """Has `DTensor`s read as this worker's parts, inside of `as_parts`."""
-    return replaced(_reading, as_local=True)
-
-
-def reads_parts() -> bool:
-    """Returns whether this thread is inside of `as_parts`."""
-    return _reading.as_parts
+def parts_scope() -> InParts | None:
+    """Returns the scope in which this thread has variables in parts."""
+    scope = keras_internals.stateless_scope()
+    return scope if isinstance(scope, InParts) else None
 
 
 class GathersVariables(ABC):
@@ -75,12 +115,68 @@ class GathersVariables(ABC):
 
 
 def placement(shape: Sequence[int], count: int) -> Shard:
-    """Returns the axis to shard: the largest that splits into equal parts.
+    """Returns the axis to shard: the first that splits into equal parts, since
+    parts along a later one are strided.
 
-    Without one it is the first, as FSDP divides no other unequally.
+    Without one it is axis 0, as FSDP divides no other unequally.
     """
-    equal = [axis for axis, size in enumerate(shape) if size % count == 0]
-    return Shard(max(equal, key=lambda axis: shape[axis], default=0))
+    equal = (axis for axis, size in enumerate(shape) if size % count == 0)
+    return Shard(next(equal, 0))
+
+
+class Division:
+    """The parts of a whole value of some shape: as of `torch.chunk`, one for
+    each worker, along one axis."""
+
+    def __init__(self, shape: Sequence[int], mesh: DeviceMesh) -> None:
+        self.place = placement(shape, mesh.size())
+        self._mesh = mesh
+        self._shape = torch.Size(shape)
+        self._stride = torch.empty(self._shape, device="meta").stride()
+        axis, count = self.place.dim, mesh.size()
+        self._length = shape[axis]
+        self._others = [*shape[:axis], *shape[axis + 1 :]]
+        # Rows are indices along the axis; the last parts may have fewer.
+        self._rows = -(-self._length // count)
+        (index,) = mesh.get_coordinate() or (0,)
+        self._start = min(self._rows * index, self._length)
+        self._count = min(self._rows, self._length - self._start)
+        # Elements of the largest part.
+        self.size = self._rows * math.prod(self._others)
+
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
+        """Returns this worker's part of a whole tensor, which is a view."""
+        return whole.detach().narrow(self.place.dim, self._start, self._count)
+
+    def parts(self, own: torch.Tensor) -> DTensor:
+        """Returns the `DTensor` of which this worker has its own part."""
+        return DTensor.from_local(
+            own,
+            self._mesh,
+            [self.place],
+            run_check=False,
+            shape=self._shape,
+            stride=self._stride,
+        )
+
+    def rows(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        """Returns a padded row for each part of a tensor, all or this one's."""
+        first = tensor.movedim(self.place.dim, 0)
+        missing = self._rows * count - first.shape[0]
+        if missing:
+            padding = first.new_zeros(missing, *self._others)
+            first = torch.cat([first, padding])
+        return first.reshape(count, -1)
+
+    def from_row(self, row: torch.Tensor) -> torch.Tensor:
+        """Returns this worker's part from its row."""
+        first = row.view(self._rows, *self._others)[: self._count]
+        return first.movedim(0, self.place.dim)
+
+    def whole(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns the whole tensor from the rows of all parts."""
+        first = rows.reshape(-1, *self._others)[: self._length]
+        return first.movedim(0, self.place.dim)
 
 
 def stored(variable: keras.Variable) -> torch.Tensor | None:
@@ -109,10 +205,10 @@ def are_in_parts(variables: Sequence[keras.Variable]) -> bool:
 def is_to_split(variable: keras.Variable) -> bool:
     """Returns whether a variable without a home yet belongs in parts."""
     is_new = type(variable) is keras.Variable and variable.trainable
-    return _MARKED in vars(variable) or (is_new and _is_large(variable))
+    return _MARKED in vars(variable) or (is_new and is_large(variable))
 
 
-def _is_large(variable: keras.Variable) -> bool:
+def is_large(variable: keras.Variable) -> bool:
     shape = variable.shape
     return (
         variable.synchronization != "on_read"
@@ -120,15 +216,18 @@ def _is_large(variable: keras.Variable) -> bool:
         and shape is not None
         and None not in shape
         and len(shape) > 0
-        and int(np.prod(shape)) >= LEAST_ELEMENTS
+        and math.prod(shape) >= LEAST_ELEMENTS
     )
 
 
-def mark_slot(variable: keras.Variable, reference: keras.Variable) -> None:
-    """Notes a slot of a variable in parts, which is divided alike."""
-    is_alike = tuple(variable.shape) == tuple(reference.shape)
-    if isinstance(reference, ShardedVariable) and is_alike:
-        vars(variable)[_MARKED] = True
+def mark(variable: keras.Variable) -> None:
+    """Notes a variable without a home that belongs in parts, and whose whole
+    value is the same on all workers."""
+    vars(variable)[_MARKED] = True
+
+
+def is_marked(variable: keras.Variable) -> bool:
+    return _MARKED in vars(variable)
 
 
 def marked_weight(variable: keras.Variable) -> bool:
@@ -136,11 +235,11 @@ def marked_weight(variable: keras.Variable) -> bool:
 
     Of numbers along one axis, such as moving averages, each worker has all.
     """
-    if are_in_parts([variable]) or not _is_large(variable):
+    if are_in_parts([variable]) or not is_large(variable):
         return False
     if sum(size > 1 for size in variable.shape) < 2:
         return False
-    vars(variable)[_MARKED] = True
+    mark(variable)
     return True
 
 
@@ -188,25 +287,22 @@ class DTensorHome(ShardedHome):
 
     def split(self, whole: torch.Tensor) -> torch.nn.Parameter:
         """Returns a `DTensor` with this worker's part of a whole value."""
-        own = self._distributed(whole)
+        division = self._division
         # A copy, because a part that is a view would keep the whole alive.
-        part = DTensor.from_local(
-            own.to_local().clone(),
-            self._mesh,
-            own.placements,
-            run_check=False,
-            shape=own.shape,
-            stride=own.stride(),
-        )
+        own = division.part(whole).clone(memory_format=torch.contiguous_format)
         is_trainable = self.variable.trainable
-        return torch.nn.Parameter(part, requires_grad=is_trainable)
+        return torch.nn.Parameter(division.parts(own), is_trainable)
 
-    def _distributed(self, whole: torch.Tensor) -> DTensor:
-        shard = placement(whole.shape, self._mesh.size())
-        # Each worker has the whole value: nothing is sent.
-        return distribute_tensor(
-            whole.contiguous(), self._mesh, [shard], src_data_rank=None
-        )
+    @property
+    def _division(self) -> Division:
+        return Division(tuple(self.variable.shape), self._mesh)
+
+    def _gathered(self, kept: DTensor) -> torch.Tensor:
+        """Puts the whole value together; all workers call it."""
+        division = self._division
+        (own,) = division.rows(kept.detach().to_local(), 1)
+        rows = self._workers.gather_flat(own.contiguous())
+        return division.whole(rows).contiguous()
 
     def read(self, index: int) -> torch.Tensor:
         return self.whole()
@@ -215,9 +311,8 @@ class DTensorHome(ShardedHome):
         kept, held = stored(self.variable), vars(self.variable).get(_HELD)
         assert kept is not None
         # A symbolic call looks at the shape only.
-        if device_scope() == "meta" or reads_parts():
-            is_local = _reading.as_local and isinstance(kept, DTensor)
-            return kept.to_local() if is_local else kept
+        if device_scope() == "meta":
+            return kept
         if held is not None:
             return held
         replica = getattr(current_replica(), "replica", None)
@@ -230,8 +325,7 @@ class DTensorHome(ShardedHome):
         if isinstance(replica, GathersVariables):
             return replica.whole(self.variable, kept)
         self._workers.meet(f"a read of {self.variable.path}")
-        with self._workers.named():
-            return kept.detach().full_tensor()
+        return self._gathered(kept)
 
     def set_whole(self, value: torch.Tensor) -> None:
         kept, held = stored(self.variable), vars(self.variable).get(_HELD)
@@ -247,9 +341,9 @@ class DTensorHome(ShardedHome):
                 self._workers.meet(f"an assignment of {self.variable.path}")
                 self._set_chiefs(value.to(kept.device))
 
-    def take_chiefs(self, held: torch.Tensor | None) -> None:
+    def take_chiefs(self) -> None:
         """Sets the value that the chief holds; all workers call it."""
-        own = tensor_in_use(self.variable)
+        own, held = tensor_in_use(self.variable), self.release()
         if held is None:  # on another worker
             shape = tuple(self.variable.shape)
             held = torch.empty(shape, dtype=own.dtype, device=own.device)
@@ -261,7 +355,21 @@ class DTensorHome(ShardedHome):
         part = tensor_in_use(self.variable)
         assert isinstance(part, DTensor)
         with torch.no_grad():
-            part.to_local().copy_(self._distributed(sent).to_local())
+            part.to_local().copy_(self._division.part(sent))
+
+    def hold(self, is_held: bool) -> None:
+        """Gathers the value on all workers; with `is_held`, this one holds it,
+        in the memory of its host."""
+        kept = stored(self.variable)
+        assert isinstance(kept, DTensor)
+        whole = self._gathered(kept)
+        if is_held:
+            vars(self.variable)[_HELD] = whole.cpu()
+
+    def release(self) -> torch.Tensor | None:
+        """Drops the value that this worker holds, and returns it."""
+        held: torch.Tensor | None = vars(self.variable).pop(_HELD, None)
+        return held
 
     def set_trainable(self, value: bool) -> None:
         kept = stored(self.variable)
@@ -284,20 +392,3 @@ def _assigned_in_call(variable: keras.Variable) -> UnsupportedModelError:
         "layer has a copy then, which is dropped at its end. Assign the "
         "variable before or after the call, or use variables='mirrored'."
     )
-
-
-def hold(
-    variable: keras.Variable, is_held: bool, device: torch.device | None
-) -> None:
-    """Gathers a variable on all workers; with `is_held`, this one holds it."""
-    kept = stored(variable)
-    assert isinstance(kept, DTensor)
-    whole = kept.detach().full_tensor()
-    if is_held:
-        vars(variable)[_HELD] = whole.to(device or whole.device)
-
-
-def release(variable: keras.Variable) -> torch.Tensor | None:
-    """Drops the value that this worker holds, and returns it."""
-    held: torch.Tensor | None = vars(variable).pop(_HELD, None)
-    return held

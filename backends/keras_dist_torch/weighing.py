@@ -13,6 +13,7 @@ import torch
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.state import current_call
+from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 
 
@@ -35,7 +36,7 @@ class WeighsLosses(ABC):
         tensors: Sequence[torch.Tensor],
         is_nested: bool,
     ) -> Differentiated:
-        """Does what a backend's `differentiate` does, in a replica function."""
+        """Does what a backend's `differentiate` does."""
 
     @abstractmethod
     def zero_grad(self, variables: Sequence[keras.Variable]) -> None:
@@ -49,14 +50,15 @@ def weighing_replica() -> WeighsLosses | None:
 
 
 def differentiating() -> WeighsLosses | None:
-    """Returns the replica of this thread's function, if it weighs losses."""
-    replica = getattr(current_call(), "replica", None)
+    """Returns the replica of this thread's step or function, if its gradients
+    may be sums already."""
+    replica = getattr(current_replica(), "replica", None)
     return replica if isinstance(replica, WeighsLosses) else None
 
 
 def check_not_in_function(what: str) -> None:
     """Refuses gradients that would not be those of one replica."""
-    if differentiating() is None:
+    if current_call() is None or differentiating() is None:
         return
     raise UnsupportedModelError(
         f"`{what}` was called in a function that `strategy.run` calls, on "
@@ -69,6 +71,7 @@ def check_not_in_function(what: str) -> None:
 def refuse_derivatives(what: str) -> NoReturn:
     raise UnsupportedModelError(
         f"{what} was called in a step on variables in parts, whose gradients "
-        "are sums over workers. Expected: `loss.backward()`, and then "
+        "are sums over workers. Expected: `keras_dist.value_and_grad`, and its "
+        "gradients given to `optimizer.apply`. Or `loss.backward()`, and then "
         "gradients from `variable.value.grad`. Or use variables='mirrored'."
     )

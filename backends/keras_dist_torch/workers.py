@@ -265,9 +265,14 @@ class TorchWorkers(Workers):
         """
         return None if self._is_nccl else self._sum_of_rows
 
+    def may_share_tensors(self, device_type: str) -> bool:
+        """Returns whether PyTorch's own collectives work on such a device's
+        tensors: gloo's end the process on those of GPUs."""
+        return device_type == "cpu" or self._is_nccl
+
     def check_fsdp(self, device_type: str) -> None:
         """Raises if FSDP's collectives would end the process."""
-        if device_type == "cpu" or self._is_nccl:
+        if self.may_share_tensors(device_type):
             return
         raise ClusterError(
             "Workers with GPUs need NCCL to keep variables in parts: on "

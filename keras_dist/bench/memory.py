@@ -27,7 +27,6 @@ from keras_dist.planning.estimates import Placement
 from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.plugin.powers import shards_on_devices
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy
@@ -62,11 +61,10 @@ def arms(num_devices: int) -> dict[str, Callable[[], Strategy | None]]:
             computing, f"cpu:{num_devices}"
         ),
     }
-    if isinstance(get_backend(), ShardsOptimizerState):
+    if shards_on_devices(get_backend()):
         known[SHARDED] = lambda: MirroredStrategy(
             computing, optimizer_state="sharded"
         )
-    if shards_on_devices(get_backend()):
         known[VARIABLES_SHARDED] = lambda: MirroredStrategy(
             computing, variables="sharded"
         )

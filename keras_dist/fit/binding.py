@@ -34,13 +34,13 @@ from keras_dist.internals import keras_saveables
 from keras_dist.internals.keras_random import is_seed
 from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.front_end import BOUND
+from keras_dist.plugin.powers import check_state_shards
 from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.replica.adoption import adopt
 from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.state import current_call
 from keras_dist.replica.strategy_core import StrategyBase
-from keras_dist.sharding.supported import check_optimizer
 
 _ENTRY_POINTS = (
     "fit",
@@ -205,7 +205,7 @@ class Binding:
             self.compiled = fingerprint.of_compile(self.model)
         if self.strategy.plan.shards_optimizer:
             for each in keras_saveables.all_optimizers(self.model).values():
-                check_optimizer(each)
+                check_state_shards(each)
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
         model = self.model

@@ -95,6 +95,7 @@ def _update_together(
             own = variables
             if own is None:
                 own = trainable_variables(optimizer)
+            _check_count(optimizer, gradients[0], own)
             entries = list(zip(leaves, shares, strict=True))
             reduced, entries = _summed(step, gradients, weights, own, entries)
             with runner.updating(optimizer):
@@ -121,6 +122,20 @@ def _update_together(
     step.forget(optimizer.variables)
     for rider in riders:
         step.forget(rider.metric.variables)
+
+
+def _check_count(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+) -> None:
+    if len(gradients) != len(variables):
+        raise ValueError(
+            f"Optimizer '{optimizer.name}' was given gradients that do not "
+            f"match its variables. Received: {len(gradients)} gradients for "
+            f"{len(variables)} variables. Expected: a gradient, or `None`, "
+            "for each variable, in their order."
+        )
 
 
 def _riders(step: state.ReplicaState) -> list[Any]:

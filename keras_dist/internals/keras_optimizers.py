@@ -63,6 +63,11 @@ class _Outline:
         return np.zeros((), dtype)
 
 
+def inner_of(optimizer: Any) -> Any:
+    """Returns the optimizer in a `LossScaleOptimizer`, or any other itself."""
+    return vars(optimizer).get("inner_optimizer", optimizer)
+
+
 def trainable_variables(optimizer: Any) -> list[keras.Variable]:
     """Returns the variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)

@@ -20,9 +20,19 @@ from keras_dist.plugin.targets import Target
 class ShardsOptimizerState(ABC):
     """A `Backend` whose executors can shard an optimizer's state."""
 
+    # False if a process keeps one shard, not one for each of its devices.
+    has_shards_on_devices = True
+
     @abstractmethod
     def sharded_executor(self, plan: Plan) -> Executor:
-        """Creates an executor that shards the variables of optimizers."""
+        """Creates an executor that shards the variables of optimizers.
+
+        Raises `DeviceError` for a plan that asks for more than a process can.
+        """
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Raises `UnsupportedModelError` if it can't shard the state of an
+        optimizer."""
 
 
 class ShardsVariables(ShardsOptimizerState):
@@ -31,15 +41,20 @@ class ShardsVariables(ShardsOptimizerState):
     Its `sharded_executor` does, for a plan with `shards_variables`.
     """
 
-    # False if a process keeps the shards of one device only.
-    has_shards_on_devices = True
-
 
 def shards_on_devices(backend: Backend) -> bool:
     """Returns whether a process' devices can each keep their shards."""
     return (
-        isinstance(backend, ShardsVariables) and backend.has_shards_on_devices
+        isinstance(backend, ShardsOptimizerState)
+        and backend.has_shards_on_devices
     )
+
+
+def check_state_shards(optimizer: Any) -> None:
+    """Refuses an optimizer whose state the backend can't shard."""
+    backend = get_backend()
+    if isinstance(backend, ShardsOptimizerState):
+        backend.check_optimizer(optimizer)
 
 
 class HasLogicalDevices(ABC):

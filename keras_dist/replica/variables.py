@@ -55,7 +55,7 @@ class DistributedVariable(keras.Variable):
                 pass  # another tensor stands for the value
             elif scope is None:
                 found = self._value
-            elif type(scope) is ReplicaScope:
+            elif type(scope) is ReplicaScope or isinstance(scope, Overlay):
                 found = scope.get_current_value(self)
             return super().value if found is None else found
         scope = keras_internals.stateless_scope()

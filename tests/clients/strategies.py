@@ -2,11 +2,12 @@
 
 PLAIN = "plain"
 
-# TensorFlow keeps the optimizer's state whole on each replica, by design.
+# TensorFlow keeps the optimizer's state whole on each replica, by design, and
+# PyTorch on each process.
 STRATEGIES = {
     "jax": ("mirrored", "central", "sharded"),
     "tensorflow": ("mirrored", "central"),
-    "torch": ("mirrored", "central", "sharded"),
+    "torch": ("mirrored", "central"),
 }
 
 

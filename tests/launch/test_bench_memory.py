@@ -19,10 +19,8 @@ from keras_dist.errors import BackendNotFoundError
 from launch.bench_runs import BACKEND
 from launch.bench_runs import OnlyLoops
 from launch.bench_runs import Run
-from sharded.helpers import SHARDS
-from sharded.helpers import SHARDS_VARIABLES
+from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import shards
-from sharded.helpers import shards_variables
 
 pytestmark = pytest.mark.runs_on("torch")
 
@@ -96,7 +94,7 @@ def test_a_sharded_optimizer_is_a_part_on_each_device(arms):
     assert found["bytes_sent"] == arms["mirrored"]["bytes_sent"]
 
 
-@shards_variables
+@shards
 def test_sharded_variables_are_a_part_on_each_device(arms):
     found = arms["variables sharded"]
     part = 3 * TRAINABLE / NUM_DEVICES
@@ -109,10 +107,8 @@ def test_sharded_variables_are_a_part_on_each_device(arms):
 
 def test_arms_are_those_that_the_backend_has(arms):
     expected = ["plain Keras", "mirrored", "central"]
-    if SHARDS:
-        expected.append("optimizer sharded")
-    if SHARDS_VARIABLES:
-        expected.append("variables sharded")
+    if SHARDS_ON_DEVICES:
+        expected += ["optimizer sharded", "variables sharded"]
     assert list(arms) == expected
 
 

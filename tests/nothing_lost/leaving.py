@@ -116,8 +116,8 @@ def central():
 
 
 def sharded():
-    if BACKEND == "tensorflow":
-        return  # it has no such strategy
+    if BACKEND != "jax":
+        return  # they have no such strategy in one process
     one = keras_dist.MirroredStrategy(DEVICES, optimizer_state="sharded")
     with one.scope():
         model = built()

@@ -14,8 +14,8 @@ KINDS = {
     "mirrored": harness.strategy,
     "central": harness.central,
 }
-if harness.BACKEND != "tensorflow":
-    # TensorFlow keeps the optimizer's state whole on each replica.
+if harness.BACKEND == "jax":
+    # Others keep the optimizer's state whole in a process.
     KINDS["sharded"] = harness.sharded
 
 

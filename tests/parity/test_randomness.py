@@ -131,9 +131,7 @@ def test_central_storage():
     _compare(CASES[2], 3, central)
 
 
-@pytest.mark.skipif(
-    BACKEND == "tensorflow", reason="TensorFlow can't shard optimizers' states."
-)
+@pytest.mark.only_on("jax", reason="Others shard nothing in one process.")
 def test_a_sharded_optimizer():
     _compare(CASES[2], 3, sharded)
 

@@ -15,7 +15,7 @@ from parity.harness import strategy
 
 WAYS = ["in_scope", "adopted", "optimizers_outside"]
 STRATEGIES = {"mirrored": strategy, "central": central}
-if BACKEND != "tensorflow":  # which shards nothing
+if BACKEND == "jax":  # others shard nothing in one process
     STRATEGIES["sharded"] = sharded
 # Each kind of place, and each way to come to a strategy.
 CASES = [("mirrored", "adopted", kind) for kind in gans.KINDS]
@@ -81,7 +81,7 @@ def test_in_a_loop(name, way):
     assert_same(found, trained_by_a_loop(one_device, "in_scope"))
 
 
-@pytest.mark.only_on("jax", "torch", reason="TensorFlow shards nothing.")
+@pytest.mark.only_on("jax", reason="Others shard nothing in one process.")
 @pytest.mark.parametrize("kind", gans.KINDS)
 def test_sharded_state_in_files_of_keras(kind, tmp_path):
     path = tmp_path / "some.weights.h5"

@@ -11,7 +11,6 @@ from parity.harness import assert_same
 from parity.harness import plain
 from parity.harness import sharded
 from parity.harness import train
-from sharded.helpers import SHARDS
 from sharded.helpers import shards
 
 CASES = [case for case in cases.CASES if BACKEND in case.backends]
@@ -53,7 +52,7 @@ def test_what_can_not_be_cut_is_refused(case):
         train(case, 2, sharded)
 
 
-@pytest.mark.skipif(SHARDS, reason="This backend has it: tested above.")
+@pytest.mark.only_on("tensorflow", reason="Others have it, also on workers.")
 def test_the_error_says_which_backends_have_it():
     with pytest.raises(ValueError, match="a backend that can shard them"):
         sharded(2)

@@ -8,10 +8,11 @@ from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
+from parity.harness import sharded
 from parity.harness import sharded_variables
 from parity.harness import train
 from parity.test_sharded import ON_THREE
-from sharded.helpers import shards_variables
+from sharded.helpers import shards
 
 CASES = [case for case in cases.CASES if BACKEND in case.backends]
 
@@ -23,7 +24,7 @@ def _parameters():
             yield pytest.param(case, 3, id=f"{case.name}-3")
 
 
-@shards_variables
+@shards
 @pytest.mark.usefixtures("all_are_large")
 @pytest.mark.parametrize(("case", "num_replicas"), [*_parameters()])
 def test_same_numbers(case, num_replicas):
@@ -42,14 +43,15 @@ def test_the_error_says_which_backends_have_it():
 
 
 @pytest.mark.only_on("torch", reason="It has shards on workers only.")
-def test_the_error_says_how_to_start_a_process_for_each_device():
+@pytest.mark.parametrize("make", [sharded_variables, sharded])
+def test_the_error_says_how_to_start_a_process_for_each_device(make):
     with pytest.raises(ValueError, match="keras-dist run --workers"):
-        sharded_variables(2)
-    with sharded_variables(1).scope():
+        make(2)
+    with make(1).scope():
         assert type(keras.Variable([1.0])) is keras.Variable
 
 
-@shards_variables
+@shards
 def test_no_cross_device_ops_reduce_parts():
     with pytest.raises(ValueError, match="With variables='sharded'"):
         keras_dist.MirroredStrategy(

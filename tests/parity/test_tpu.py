@@ -10,7 +10,7 @@ from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
 from parity.harness import train
-from sharded.helpers import shards_variables
+from sharded.helpers import shards
 
 NAMES = (
     "weighted",
@@ -43,7 +43,7 @@ def test_same_numbers(name, num_replicas):
     assert_same(train(case, num_replicas, on_cores), plain(case), case.rtol)
 
 
-@shards_variables
+@shards
 @pytest.mark.usefixtures("all_are_large")
 @pytest.mark.parametrize("name", NAMES)
 def test_same_numbers_in_parts(name):

@@ -10,22 +10,20 @@ from keras import optimizers
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.plugin.powers import shards_on_devices
-from parity.harness import scope
+from parity import harness
 from parity.harness import set_initial_weights
-from parity.harness import sharded
 from parity.harness import state_of
-from parity.harness import strategy as mirrored
 
 SHARDS = isinstance(get_backend(), ShardsOptimizerState)
+# In one process, for each device of it.
+SHARDS_ON_DEVICES = shards_on_devices(get_backend())
 shards = pytest.mark.only_on(
     "jax",
-    "torch",
-    reason="This backend refuses to shard it, as tests/parity tests.",
+    reason="TensorFlow refuses to shard, as tests/parity tests, and PyTorch "
+    "has workers for it: tests/workers/test_sharded.py.",
 )
-# In one process, for each device of it.
-SHARDS_VARIABLES = shards_on_devices(get_backend())
-shards_variables = pytest.mark.only_on(
-    "jax", reason="Other backends don't shard them within one process."
+saves = pytest.mark.only_on(
+    "jax", "torch", reason="TensorFlow has no parts to save."
 )
 ROWS = 20
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
@@ -51,9 +49,19 @@ def network():
     return set_initial_weights(model)
 
 
+def mirrored(num_replicas):
+    """What `harness.strategy` makes, which workers replace."""
+    return harness.strategy(num_replicas)
+
+
+def sharded(num_replicas):
+    """What `harness.sharded` makes, which workers replace."""
+    return harness.sharded(num_replicas)
+
+
 def compiled(num_replicas, make=sharded, optimizer=adam):
     """A model under a strategy; with `None`, in plain Keras."""
-    with scope(num_replicas, make):
+    with harness.scope(num_replicas, make):
         model = network()
         model.compile(optimizer(), "mse")
     return model
@@ -85,9 +93,12 @@ __all__ = [
 ]
 
 
-def elements_of_part(shape, count):
-    """Elements on each device, of equal parts of one axis or of all."""
-    if keras.backend.backend() != "jax":
-        return math.ceil(math.prod(shape) / count)
-    axis = max(shape, key=lambda size: (size % count == 0, size))
-    return math.prod(shape) // axis * math.ceil(axis / count)
+def elements_of_part(shape, count, index=0):
+    """Elements that device `index` has of so many, of parts of one axis."""
+    if keras.backend.backend() == "jax":
+        axis = max(shape, key=lambda size: (size % count == 0, size))
+        return math.prod(shape) // axis * math.ceil(axis / count)
+    axis = next((size for size in shape if size % count == 0), shape[0])
+    rows = math.ceil(axis / count)
+    first = min(index * rows, axis)
+    return math.prod(shape) // axis * (min(first + rows, axis) - first)

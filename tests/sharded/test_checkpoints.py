@@ -6,7 +6,6 @@ import pytest
 from parity.harness import assert_same
 from parity.harness import scope
 from parity.harness import sharded_variables
-from sharded.helpers import SHARDS_VARIABLES
 from sharded.helpers import compiled
 from sharded.helpers import fit
 from sharded.helpers import mirrored
@@ -30,15 +29,12 @@ WAYS = [
     ("plain", "sharded_2"),
     ("sharded_2", "sharded_3"),
     ("sharded_3", "mirrored_2"),
+    ("variables_2", "plain"),
+    ("plain", "variables_3"),
+    ("variables_3", "variables_2"),
+    ("variables_2", "mirrored_2"),
+    ("sharded_2", "variables_2"),
 ]
-if SHARDS_VARIABLES:
-    WAYS += [
-        ("variables_2", "plain"),
-        ("plain", "variables_3"),
-        ("variables_3", "variables_2"),
-        ("variables_2", "mirrored_2"),
-        ("sharded_2", "variables_2"),
-    ]
 
 
 def expected():

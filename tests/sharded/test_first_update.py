@@ -7,6 +7,7 @@ from keras import optimizers
 
 import keras_dist
 from gradients.helpers import array
+from sharded.helpers import sharded
 from sharded.helpers import shards
 
 STEPS = 4
@@ -69,19 +70,13 @@ def _assert_same(ours, theirs):
 @settings
 def test_outside_of_run(setting):
     expected = _updated(SETTINGS[setting], _on_one_device)
-    strategy = keras_dist.MirroredStrategy(
-        ["cpu:0", "cpu:1"], optimizer_state="sharded"
-    )
-    with strategy.scope():
+    with sharded(2).scope():
         _assert_same(_updated(SETTINGS[setting], _called), expected)
 
 
 @shards
 def test_an_update_that_fails_leaves_slots_as_they_were():
-    strategy = keras_dist.MirroredStrategy(
-        ["cpu:0", "cpu:1"], optimizer_state="sharded"
-    )
-    with strategy.scope():
+    with sharded(2).scope():
         variable, other = keras.Variable([1.0, 2.0]), keras.Variable(1.0)
         optimizer = optimizers.SGD(0.5, momentum=0.5)
         grads = [keras.ops.ones(2)]
@@ -95,9 +90,7 @@ def test_an_update_that_fails_leaves_slots_as_they_were():
 
 KINDS = {
     "mirrored": lambda: keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "sharded": lambda: keras_dist.MirroredStrategy(
-        ["cpu:0", "cpu:1"], optimizer_state="sharded"
-    ),
+    "sharded": lambda: sharded(2),
     "central": lambda: keras_dist.CentralStorageStrategy(
         ["cpu:0", "cpu:1"], "cpu:2"
     ),
@@ -123,10 +116,7 @@ def test_in_run(setting, kind):
 @shards
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable")
 def test_a_model_without_trainable_weights():
-    strategy = keras_dist.MirroredStrategy(
-        ["cpu:0", "cpu:1"], optimizer_state="sharded"
-    )
-    with strategy.scope():
+    with sharded(2).scope():
         frozen = keras.layers.Dense(1, trainable=False)
         model = keras.Sequential([keras.Input((3,)), frozen])
         model.compile("adam", "mse")

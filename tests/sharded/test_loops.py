@@ -10,11 +10,12 @@ from keras import ops
 import keras_dist
 from parity.harness import assert_same
 from parity.harness import dtype_policy
+from sharded.helpers import mirrored
+from sharded.helpers import sharded
 from sharded.helpers import shards
 
 pytestmark = shards
-BACKEND = keras.backend.backend()
-DEVICES = [f"cpu:{index}" for index in range(4 if BACKEND == "jax" else 2)]
+DEVICES = [f"cpu:{index}" for index in range(4)]
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 40)).astype("float32")
 Y = RNG.normal(size=(12, 7)).astype("float32")
@@ -48,7 +49,7 @@ KINDS = {
 }
 CASES = [
     (kind, name)
-    for kind in (KINDS if BACKEND == "jax" else ["state"])
+    for kind in KINDS
     for name in (OPTIMIZERS if kind == "state" else {**OPTIMIZERS, **WHOLE})
 ]
 
@@ -97,6 +98,12 @@ def trained(strategy, name, names_few=False):
     }
 
 
+def made(kind):
+    if kind == "state":  # which workers replace
+        return sharded(len(DEVICES))
+    return keras_dist.MirroredStrategy(DEVICES, **KINDS[kind])
+
+
 @functools.cache
 def on_one_device(name, names_few=False):
     strategy = keras_dist.OneDeviceStrategy("cpu:0")
@@ -105,12 +112,11 @@ def on_one_device(name, names_few=False):
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_the_numbers_of_one_device(kind, name):
-    strategy = keras_dist.MirroredStrategy(DEVICES, **KINDS[kind])
-    assert_same(trained(strategy, name), on_one_device(name))
+    assert_same(trained(made(kind), name), on_one_device(name))
 
 
 def test_an_update_of_some_variables():
-    strategy = keras_dist.MirroredStrategy(DEVICES, **KINDS["state"])
+    strategy = made("state")
     found = trained(strategy, "one norm", names_few=True)
     assert_same(found, on_one_device("one norm", names_few=True))
 
@@ -178,7 +184,6 @@ def _left_by(fn, options):
     return found, ops.convert_to_numpy(v.value)
 
 
-@pytest.mark.only_on("jax", reason="Others have no parts in programs.")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "fn",
@@ -197,9 +202,8 @@ def test_loops_and_branches_that_assign(kind, fn):
     np.testing.assert_allclose(ours, whole, rtol=1e-5, atol=1e-6)
 
 
-def _trained_with(policy, options):
+def _trained_with(policy, strategy):
     keras.utils.set_random_seed(1)
-    strategy = _of_two_replicas(options)
     layers = keras.layers
     with dtype_policy(policy), strategy.scope():
         model = keras.Sequential(
@@ -223,11 +227,10 @@ def _trained_with(policy, options):
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize("kind", KINDS if BACKEND == "jax" else ["state"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_mixed_precision(kind, policy):
-    found, expected = (
-        _trained_with(policy, KINDS[kind]),
-        _trained_with(policy, {}),
-    )
+    of_parts = _of_two_replicas(KINDS[kind]) if kind != "state" else sharded(2)
+    found = _trained_with(policy, of_parts)
+    expected = _trained_with(policy, mirrored(2))
     for ours, whole in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, whole, rtol=1e-2, atol=1e-3)

@@ -23,17 +23,17 @@ from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import sharded_variables
 from sharded import saving_script
-from sharded.helpers import SHARDS_VARIABLES
+from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import adam
 from sharded.helpers import compiled
 from sharded.helpers import fit
 from sharded.helpers import mirrored
 from sharded.helpers import network
+from sharded.helpers import saves
 from sharded.helpers import sharded
-from sharded.helpers import shards
 from sharded.helpers import state_of
 
-pytestmark = [shards, pytest.mark.usefixtures("all_are_large")]
+pytestmark = [saves, pytest.mark.usefixtures("all_are_large")]
 
 PLACES = {
     "plain": (None, mirrored),
@@ -47,14 +47,16 @@ PLACES = {
 WAYS = [
     ("plain", "plain"),
     ("mirrored_2", "plain"),
-    ("plain", "sharded_2"),
-    ("sharded_2", "sharded_3"),
-    ("sharded_3", "mirrored_2"),
-    ("central_2", "sharded_2"),
+    ("plain", "mirrored_2"),
+    ("central_2", "mirrored_2"),
     ("mirrored_2", "central_2"),
 ]
-if SHARDS_VARIABLES:
+if SHARDS_ON_DEVICES:
     WAYS += [
+        ("plain", "sharded_2"),
+        ("sharded_2", "sharded_3"),
+        ("sharded_3", "mirrored_2"),
+        ("central_2", "sharded_2"),
         ("variables_2", "variables_2"),
         ("variables_2", "variables_3"),
         ("variables_3", "variables_2"),
@@ -70,7 +72,7 @@ def path(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def trained(place="sharded_2"):
+def trained(place="sharded_2" if SHARDS_ON_DEVICES else "mirrored_2"):
     model = compiled(*PLACES[place])
     fit(model)
     return model
@@ -137,7 +139,7 @@ class SaveAt(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize(
-    "place", ["plain", "variables_3" if SHARDS_VARIABLES else "sharded_3"]
+    "place", ["plain", "variables_3" if SHARDS_ON_DEVICES else "mirrored_2"]
 )
 def test_saved_inside_of_fit(place, path):
     def model():
@@ -158,7 +160,7 @@ def test_saved_inside_of_fit(place, path):
 
 
 def test_saved_between_batches(path):
-    place = PLACES["variables_2" if SHARDS_VARIABLES else "sharded_2"]
+    place = PLACES["variables_2" if SHARDS_ON_DEVICES else "mirrored_2"]
     model = compiled(*place)
     fit(model, epochs=1, callbacks=[SaveAt(path, epoch=0, batch=1)])
     again, expected = compiled(*place), compiled(*place)

@@ -18,12 +18,12 @@ from parity.harness import assert_same
 from sharded import saving_script
 from sharded.helpers import compiled
 from sharded.helpers import fit
+from sharded.helpers import saves
 from sharded.helpers import shards
-from sharded.helpers import shards_variables
 from sharded.helpers import state_of
 from sharded.test_parts_on_disk import PLACES
 
-pytestmark = [shards, pytest.mark.usefixtures("all_are_large")]
+pytestmark = [saves, pytest.mark.usefixtures("all_are_large")]
 
 
 @pytest.fixture
@@ -69,8 +69,9 @@ def fail():
     "place",
     [
         "plain",
-        "sharded_2",
-        pytest.param("variables_2", marks=shards_variables),
+        "mirrored_2",
+        pytest.param("sharded_2", marks=shards),
+        pytest.param("variables_2", marks=shards),
     ],
 )
 def test_the_values_are_those_at_the_call(place, path, monkeypatch):
@@ -95,7 +96,7 @@ def test_the_values_are_those_at_the_call(place, path, monkeypatch):
 
 
 def test_the_older_one_is_there_until_the_new_one_is(path, tmp_path, commit):
-    model = trained("sharded_2")
+    model = trained("mirrored_2")
     keras_dist.save_sharded(model, path)
     before = state_of(model)
     fit(model)
@@ -116,7 +117,7 @@ def test_the_older_one_is_there_until_the_new_one_is(path, tmp_path, commit):
 
 @pytest.mark.parametrize("by", ["result", "save_sharded", "restore_sharded"])
 def test_an_error_is_raised_once(by, path, monkeypatch, commit):
-    model = trained("sharded_2")
+    model = trained("mirrored_2")
     keras_dist.save_sharded(model, path)
     before = state_of(model)
     fit(model)

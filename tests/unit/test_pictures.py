@@ -190,9 +190,7 @@ def built(strategy):
     return keras_dist.summary(model)
 
 
-@pytest.mark.only_on(
-    "jax", "torch", reason="TensorFlow does not shard the optimizer's state"
-)
+@pytest.mark.only_on("jax", reason="Others shard nothing in one process.")
 def test_a_sharded_optimizer_state_is_drawn_in_parts():
     strategy = keras_dist.MirroredStrategy(
         ["cpu:0", "cpu:1"], optimizer_state="sharded"

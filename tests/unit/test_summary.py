@@ -195,8 +195,6 @@ def test_each_device_has_a_part_of_a_sharded_slot(count):
         "parameters, all-gather",
     ]
     assert found.bytes_sent == 2 * (count - 1) * TRAINABLE
-    if BACKEND != "jax":  # which pads an axis, and not what follows the last
-        assert_as_planned(found, model, strategy)
 
 
 def test_one_device_sends_nothing():

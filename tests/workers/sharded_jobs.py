@@ -1,12 +1,15 @@
 """What workers run in `test_sharded.py`."""
 
 import contextlib
+import importlib
 import pathlib
+from unittest import mock
 
 import keras
 import numpy as np
 
 import keras_dist
+from keras_dist.errors import ClusterError
 from parity import cases
 from parity import harness
 from parity.harness import to_numpy
@@ -19,18 +22,34 @@ from sharded.helpers import state_of
 def in_cluster(what="optimizer_state"):
     """The strategy that parity cases are trained under from now on."""
     # Small models will do. The cluster stays for other tests.
-    least = LEAST_ELEMENTS if what == "optimizer_state" else 1
     if keras.backend.backend() == "jax":
         from keras_dist_jax.sharding import shards
 
-        shards.LEAST_ELEMENTS = least
-    elif what != "optimizer_state":
+        is_of_all = what == "optimizer_state"
+        shards.LEAST_ELEMENTS = LEAST_ELEMENTS if is_of_all else 1
+    else:
         from keras_dist_torch import parts
 
-        parts.LEAST_ELEMENTS = least
+        parts.LEAST_ELEMENTS = 1
     strategy = keras_dist.MultiWorkerMirroredStrategy(**{what: "sharded"})
-    harness.strategy = lambda num_replicas: strategy
+    harness.strategy = harness.sharded = lambda num_replicas: strategy
     return strategy
+
+
+def passes(module, name, *args):
+    """Runs a test of one process, on this cluster in place of its devices."""
+    in_cluster()
+    mirrored = keras_dist.MultiWorkerMirroredStrategy()
+    harness.strategy = lambda num_replicas: mirrored
+    harness.scope = _scope
+    getattr(importlib.import_module(module), name)(*args)
+
+
+def _scope(num_replicas, make=None):
+    """In place of plain Keras, of which each worker would train a model."""
+    if num_replicas is None:
+        return keras_dist.OneDeviceStrategy("cpu:0").scope()
+    return make(num_replicas).scope()
 
 
 def train_case(what, name):
@@ -197,12 +216,71 @@ def assigned(what):
     return np.unique(variable.numpy()).tolist()
 
 
-def collectives(optimizer_options):
-    """PyTorch: the collectives of one step, by kind."""
+def refused_on_one_gpu():
+    """PyTorch: errors of updates, were all workers on one GPU."""
     strategy = in_cluster()
+    workers = strategy.executor.workers
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 3), "float32")
+    found = []
+    for optimizer, constraint in (
+        ("adam", None),
+        (keras.optimizers.Lamb(), None),
+        ("adam", keras.constraints.NonNeg()),
+    ):
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.layers.Dense(3, kernel_constraint=constraint)]
+            )
+            model.compile(optimizer, "mse")
+        with mock.patch.object(workers, "may_share_tensors") as may_share:
+            may_share.return_value = False
+            try:
+                model.train_on_batch(x, y)
+                found.append("")
+            except ClusterError as error:
+                found.append(str(error))
+    return found
+
+
+def bytes_of_slots():
+    """PyTorch: what a model with Adam adds to the bytes of all tensors, with
+    its slots in parts, and whole."""
+    from workers.sharded_variables_jobs import bytes_of_tensors
+
+    found = []
+    for strategy in in_cluster(), keras_dist.MultiWorkerMirroredStrategy():
+        before = bytes_of_tensors()
+        with strategy.scope():
+            model = keras.Sequential(
+                [keras.Input((1000,)), keras.layers.Dense(1000)]
+            )
+            model.compile("adam", "mse")
+        x = np.zeros((8, 1000), "float32")
+        model.fit(x, x, batch_size=4, verbose=0)
+        for variable in model.trainable_variables:
+            variable.value.grad = None
+        model.optimizer.variables[2].numpy()
+        found.append(bytes_of_tensors() - before)
+        del x, model, variable
+    return found
+
+
+def collectives(optimizer_options, initial_scale=None, least_elements=1):
+    """PyTorch: the collectives of one step, by kind."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    from keras_dist_torch import parts
+
+    strategy = in_cluster()
+    parts.LEAST_ELEMENTS = least_elements
+    optimizer = keras.optimizers.Adam(**optimizer_options)
+    if initial_scale:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer, initial_scale=initial_scale
+        )
     with strategy.scope():
         model = network()
-        model.compile(keras.optimizers.Adam(**optimizer_options), "mse")
+        model.compile(optimizer, "mse")
     x, y = np.ones((6, 4), "float32"), np.ones((6, 3), "float32")
     model.train_on_batch(x, y)
     workers = strategy.executor.workers
@@ -216,7 +294,9 @@ def collectives(optimizer_options):
         return exchange(call, *args)
 
     workers.exchange = counting
-    model.train_on_batch(x, y)
+    with CommDebugMode() as of_tensors:
+        model.train_on_batch(x, y)
+    found["by DTensor"] = of_tensors.get_total_counts()
     return found
 
 

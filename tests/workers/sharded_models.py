@@ -5,6 +5,7 @@ import numpy as np
 from keras import layers
 from keras import ops
 
+import keras_dist
 from parity.harness import flat
 from parity.harness import set_initial_weights
 from parity.harness import state_of
@@ -241,6 +242,32 @@ class Parts(keras.Model):
         return {"loss": self.loss_tracker.result()}
 
 
+class PartsByFunctions(Parts):
+    """Differentiates functions, as the tutorials do."""
+
+    def train_step(self, data):
+        x, _ = data
+        variables = self.trainable_variables
+
+        def loss_fn():
+            encoded = layers.Dropout(0.2, seed=3)(self.encoder(x))
+            decoded = self.decoder(encoded[:, :WIDTH])
+            error = ops.mean(ops.square(decoded - x[:, :4]), axis=-1)
+            return ops.mean(error), error
+
+        (loss, error), gradients = keras_dist.value_and_grad(
+            loss_fn, variables, has_aux=True
+        )
+        self.optimizer.apply(gradients, variables)
+        # Of a second loss, for which the first update counts.
+        loss = keras_dist.gradient(
+            lambda: 0.1 * ops.mean(ops.abs(self(x))), self.encoder.kernel
+        )
+        self.optimizer.apply([loss], [self.encoder.kernel])
+        self.loss_tracker.update_state(error)
+        return {"loss": self.loss_tracker.result()}
+
+
 class Adversaries(keras.Model):
     """A generator and a discriminator, with an optimizer each."""
 
@@ -276,6 +303,33 @@ class Adversaries(keras.Model):
         loss.backward()
         weights = part.trainable_weights
         optimizer.apply([w.value.grad for w in weights], weights)
+
+
+class AdversariesByFunctions(Adversaries):
+    """Differentiates functions, of one part at a time."""
+
+    def _update(self, loss, optimizer, part):
+        weights = part.trainable_weights
+        gradients = keras_dist.gradient(loss, weights)
+        optimizer.apply(gradients, weights)
+
+    def train_step(self, data):
+        x, _ = data
+
+        def of_second():
+            judged = self.discriminator(ops.stop_gradient(self.generator(x)))
+            real = self.discriminator(x[:, :4])
+            return ops.mean(ops.softplus(judged) + ops.softplus(-real))
+
+        def of_first():
+            return ops.mean(
+                ops.softplus(-self.discriminator(self.generator(x)))
+            )
+
+        self._update(of_second, self.first, self.discriminator)
+        self._update(of_first, self.second, self.generator)
+        self.mean.update_state(of_first(), x.shape[0])
+        return {"loss": self.mean.result()}
 
 
 def wide():

@@ -27,10 +27,12 @@ from workers.sharded_models import TOKENS
 from workers.sharded_models import WIDTH
 from workers.sharded_models import WORDS
 from workers.sharded_models import Adversaries
+from workers.sharded_models import AdversariesByFunctions
 from workers.sharded_models import Failing
 from workers.sharded_models import InPlace
 from workers.sharded_models import OptimizerEach
 from workers.sharded_models import Parts
+from workers.sharded_models import PartsByFunctions
 from workers.sharded_models import Tied
 from workers.sharded_models import all_of
 from workers.sharded_models import compiled
@@ -143,9 +145,9 @@ def share_layers(scope, optimizer):
     }
 
 
-def own_step(scope, optimizer):
+def own_step(scope, optimizer, cls=Parts):
     with scope():
-        model = Parts()
+        model = cls()
         model.build((None, WIDTH))
         set_initial_weights(model)
         model.compile(OPTIMIZERS[optimizer]())
@@ -155,9 +157,17 @@ def own_step(scope, optimizer):
     return flat("history", history) | state_of(model)
 
 
-def adversaries(scope, optimizer):
+def own_step_by_functions(scope, optimizer):
+    return own_step(scope, optimizer, PartsByFunctions)
+
+
+def adversaries_by_functions(scope, optimizer):
+    return adversaries(scope, optimizer, AdversariesByFunctions)
+
+
+def adversaries(scope, optimizer, cls=Adversaries):
     with scope():
-        model = Adversaries()
+        model = cls()
         model.build(None)
         set_initial_weights(model)
         model.compile(OPTIMIZERS[optimizer](), OPTIMIZERS[optimizer]())
@@ -433,7 +443,9 @@ PROGRAMS = {
         set_and_get,
         share_layers,
         own_step,
+        own_step_by_functions,
         adversaries,
+        adversaries_by_functions,
         fail_and_go_on,
         in_place,
         low_rank,

@@ -24,13 +24,14 @@ from workers.jobs import attempted
 VARIABLES = "variables"
 
 
-def in_cluster(least_elements=1):
+def in_cluster(least_elements=1, what=VARIABLES):
     """The strategy that this worker trains under from now on.
 
     Args:
         least_elements: Integer, how many elements make a variable large.
+        what: String, what is sharded.
     """
-    strategy = sharded_jobs.in_cluster(VARIABLES)
+    strategy = sharded_jobs.in_cluster(what)
     parts.LEAST_ELEMENTS = least_elements
     return strategy
 
@@ -42,9 +43,9 @@ def train_case(name):
     return harness.train(case, count, harness.strategy)
 
 
-def run_program(name, argument):
+def run_program(name, argument, what):
     """What a program computes, with small variables that are not in parts."""
-    strategy = in_cluster(least_elements=64)
+    strategy = in_cluster(least_elements=64, what=what)
     return sharded_programs.PROGRAMS[name](strategy.scope, argument)
 
 
@@ -202,6 +203,17 @@ class DerivesTwice(sharded_models.Parts):
         loss.backward(create_graph=True)
 
 
+class DerivesInTwoWays(sharded_models.Parts):
+    """Asks for gradients that count differently."""
+
+    def train_step(self, data):
+        def loss():
+            return keras.ops.mean(self.encoder(data[0]))
+
+        loss().backward()
+        keras_dist.gradient(loss, self.encoder.kernel)
+
+
 def refused(_):
     """What is refused, as texts; nothing changes meanwhile."""
     strategy, model = wide_model()
@@ -214,7 +226,7 @@ def refused(_):
             variables,
         ),
     }
-    for make in Derives, DerivesTwice:
+    for make in Derives, DerivesTwice, DerivesInTwoWays:
         own = sharded_models.compiled(make, strategy.scope)
         found[make.__name__] = attempted(
             own.train_on_batch,

@@ -11,17 +11,26 @@ from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
-from sharded.helpers import SHARDS_VARIABLES
+from sharded import test_first_update
+from sharded import test_loops
+from sharded import test_state
+from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import compiled
 from sharded.helpers import elements_of_part
 from sharded.helpers import fit
 from sharded.helpers import shards
-from sharded.helpers import shards_variables
 from sharded.helpers import state_of
 from workers import clusters
 from workers import sharded_jobs
 
-pytestmark = shards
+pytestmark = pytest.mark.only_on(
+    "jax",
+    "torch",
+    reason="TensorFlow refuses to shard, as tests/parity tests.",
+)
+on_workers = pytest.mark.only_on(
+    "torch", reason="JAX has this test in one process."
+)
 NAMES = [
     "weighted",
     "batch_norm_conv_adam",
@@ -42,7 +51,7 @@ BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
 
 STATE, VARIABLES = "optimizer_state", "variables"
 WHATS = [STATE]
-if SHARDS_VARIABLES:
+if SHARDS_ON_DEVICES:
     WHATS.append(pytest.param(VARIABLES, marks=pytest.mark.runs_on("jax")))
 
 
@@ -54,7 +63,7 @@ def launched(job, shape, what, *args):
 
 
 @pytest.mark.parametrize(
-    "what", [STATE, VARIABLES] if SHARDS_VARIABLES else [STATE]
+    "what", [STATE, VARIABLES] if SHARDS_ON_DEVICES else [STATE]
 )
 @pytest.mark.parametrize(
     ("shape", "name"),
@@ -118,15 +127,18 @@ def test_training_goes_on_from_it(what):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_device_keeps_its_part(shape, what):
     workers, devices = shape
-    count = workers * devices
     results = launched(sharded_jobs.bytes_kept, shape, what)
-    for kept, _ in results:
+    for index, (kept, _) in enumerate(results):
         for own, slot in kept:
-            assert own == [4 * elements_of_part(slot, count)] * devices
+            if SHARDS_ON_DEVICES:
+                part = elements_of_part(slot, workers * devices)
+                assert own == [4 * part] * devices
+            else:
+                assert own == [4 * elements_of_part(slot, workers, index)]
     assert results[0][1] == results[1][1]
 
 
-@shards_variables
+@shards
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_start_with_the_chiefs_values(shape):
     results = launched(sharded_jobs.initial_values, shape, VARIABLES)
@@ -136,7 +148,7 @@ def test_all_start_with_the_chiefs_values(shape):
             np.testing.assert_allclose(own, expected, rtol=1e-6, atol=1e-7)
 
 
-@shards_variables
+@shards
 def test_other_variables_on_a_worker_are_an_error():
     with pytest.raises(RuntimeError, match="Workers made different variables"):
         launched(sharded_jobs.different_variables, (2, 1), VARIABLES)
@@ -169,3 +181,54 @@ def test_workers_that_are_apart_are_an_error_and_exchange_nothing(way):
 def test_the_chiefs_value_is_assigned():
     found = launched(sharded_jobs.assigned, (2, 1), VARIABLES)
     assert found == [[5.0], [5.0]]
+
+
+# Tests of one process, by module and name, with their arguments.
+LOOPS = "sharded.test_loops"
+STATES = "sharded.test_state"
+FIRST = "sharded.test_first_update"
+OF_ONE_PROCESS = [
+    *(
+        (LOOPS, "test_the_numbers_of_one_device", "state", name)
+        for name in [*test_loops.OPTIMIZERS, *test_loops.WHOLE]
+    ),
+    (LOOPS, "test_an_update_of_some_variables"),
+    (LOOPS, "test_mixed_precision", "state", "mixed_float16"),
+    (STATES, "test_slots_look_as_they_do_without_a_strategy"),
+    (STATES, "test_another_number_of_gradients_is_refused", 1),
+    (STATES, "test_another_number_of_gradients_is_refused", 5),
+    (
+        STATES,
+        "test_a_slot_that_is_assigned_is_what_the_next_step_starts_from",
+    ),
+    (STATES, "test_replica_functions", 2, False),
+    (STATES, "test_replica_functions", 2, True),
+    (STATES, "test_an_update_outside_of_replicas"),
+    (STATES, "test_a_setting_that_changes_counts_from_the_next_step"),
+    (STATES, "test_a_failing_step_leaves_everything_readable"),
+    *(
+        (STATES, "test_what_is_changed_between_steps_counts", name, outside)
+        for name in test_state.CHANGES
+        for outside in (False, True)
+    ),
+    *(
+        (FIRST, name, setting, *rest)
+        for setting in test_first_update.SETTINGS
+        for name, *rest in (
+            ("test_outside_of_run",),
+            ("test_in_run", "sharded"),
+        )
+    ),
+    (FIRST, "test_an_update_that_fails_leaves_slots_as_they_were"),
+    (FIRST, "test_a_model_without_trainable_weights"),
+]
+
+
+@on_workers
+@pytest.mark.parametrize(
+    "test",
+    OF_ONE_PROCESS,
+    ids=lambda test: " ".join(map(str, test[1:])).removeprefix("test_"),
+)
+def test_it_passes_on_workers(test):
+    clusters.run(sharded_jobs.passes, test, workers=2, devices=1, timeout=300)

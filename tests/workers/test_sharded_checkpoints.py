@@ -11,7 +11,7 @@ import pytest
 import keras_dist
 from parity.harness import assert_same
 from parity.harness import sharded_variables
-from sharded.helpers import SHARDS_VARIABLES
+from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import compiled
 from sharded.helpers import fit
 from sharded.helpers import sharded
@@ -72,9 +72,9 @@ def test_another_number_of_workers_goes_on(saving, restoring):
 @pytest.mark.parametrize("kind", [TWO, ("optimizer_state", 2, 1)])
 def test_one_process_goes_on(kind):
     path, expected = saved(kind)
-    ways = [(None, None), (3, sharded)]
-    if SHARDS_VARIABLES:
-        ways.append((3, sharded_variables))
+    ways = [(None, None)]
+    if SHARDS_ON_DEVICES:
+        ways += [(3, sharded), (3, sharded_variables)]
     for place in ways:
         model = compiled(*place)
         keras_dist.restore_sharded(model, path)

@@ -14,9 +14,6 @@ from keras_dist.internals.keras_optimizers import with_gradients
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.powers import UpdatesParts
-from keras_dist.sharding.sharded_optimizer import check_gradients
-from keras_dist.sharding.supported import rate_now
-from keras_dist.sharding.supported import settings_text
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.cluster.workers import JaxWorkers
 from keras_dist_jax.executors.executor import JaxExecutor
@@ -30,8 +27,11 @@ from keras_dist_jax.sharding import scans
 from keras_dist_jax.sharding import shards
 from keras_dist_jax.sharding.chiefs_requests import ChiefsRequests
 from keras_dist_jax.sharding.initial_values import InitialValues
+from keras_dist_jax.sharding.sharded_optimizer import check_gradients
 from keras_dist_jax.sharding.sharded_steps import Sharding
 from keras_dist_jax.sharding.sharded_steps import state_of
+from keras_dist_jax.sharding.supported import rate_now
+from keras_dist_jax.sharding.supported import settings_text
 from keras_dist_jax.throttle import Throttle
 from keras_dist_jax.variables.homes import JaxShardedHome
 

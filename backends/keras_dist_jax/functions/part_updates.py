@@ -9,13 +9,13 @@ import keras
 from keras_dist.internals.keras_optimizers import with_gradients
 from keras_dist.plugin.powers import UpdatesParts
 from keras_dist.replica.scopes import Recording
-from keras_dist.sharding.supported import is_elementwise
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions.replica_trace import ReplicaTrace
 from keras_dist_jax.functions.replica_trace import TracedRunner
 from keras_dist_jax.programs.jaxprs import AXIS
 from keras_dist_jax.sharding.sharded_steps import Sharding
 from keras_dist_jax.sharding.shards import Shards
+from keras_dist_jax.sharding.supported import is_elementwise
 
 
 class PartUpdates(TracedRunner, UpdatesParts):

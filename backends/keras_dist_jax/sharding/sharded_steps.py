@@ -14,20 +14,20 @@ import keras
 from keras_dist.core.context import refusing_variables
 from keras_dist.core.context import replaced
 from keras_dist.core.plan import Plan
+from keras_dist.internals.keras_optimizers import inner_of
 from keras_dist.replica.adoption import adopt_slot
 from keras_dist.replica.scopes import Recording
-from keras_dist.sharding.sharded_optimizer import ShardedOptimizer
-from keras_dist.sharding.sharded_optimizer import check_variables
-from keras_dist.sharding.supported import check_optimizer
-from keras_dist.sharding.supported import inner_of
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.layout import StepFn
 from keras_dist_jax.sharding import scans
 from keras_dist_jax.sharding import shards
 from keras_dist_jax.sharding.logical_axes import LogicalAxes
+from keras_dist_jax.sharding.sharded_optimizer import ShardedOptimizer
+from keras_dist_jax.sharding.sharded_optimizer import check_variables
 from keras_dist_jax.sharding.shards import ReplicaPart
 from keras_dist_jax.sharding.shards import Shards
+from keras_dist_jax.sharding.supported import check_optimizer
 from keras_dist_jax.updates import Updates
 
 # The attribute of an optimizer with the one of its parts, and its `Sharding`.
@@ -114,7 +114,7 @@ class Sharding:
             return shards.shards_of(variable)
         return None
 
-    def sharded(self, optimizer: Any) -> ShardedOptimizer[ReplicaPart]:
+    def sharded(self, optimizer: Any) -> ShardedOptimizer:
         """Returns the optimizer of the parts of a function's replicas."""
         found = vars(optimizer).get(_SHARDED)
         if (
@@ -131,7 +131,7 @@ class Sharding:
             with refusing_variables(None):
                 jax.eval_shape(make)
             found = vars(optimizer)[_SHARDED] = self, made[0]
-        sharded: ShardedOptimizer[ReplicaPart] = found[1]
+        sharded: ShardedOptimizer = found[1]
         return sharded
 
     def _division(self, variable: keras.Variable) -> ReplicaPart:

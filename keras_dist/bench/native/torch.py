@@ -30,7 +30,6 @@ from keras_dist.strategies.multi_worker_mirrored import (
     MultiWorkerMirroredStrategy,
 )
 from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.pieces import pieces_of
 from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.workers import TorchWorkers
 
@@ -315,17 +314,8 @@ def _keepers(model: keras.Model) -> dict[int, Device]:
     strategy = binding.strategy
     keepers = {}
     for variable in all_variables(model):
-        devices = strategy.executor.home(variable).devices
-        # A variable in parts has a tensor for each device, any other one
-        # tensor: it counts for the first device.
-        for tensor, device in zip(_tensors(variable), devices, strict=False):
-            keepers[tensor.untyped_storage().data_ptr()] = device
+        first, *_ = strategy.executor.home(variable).devices
+        parameter = parameter_of(variable)
+        if parameter is not None:
+            keepers[parameter.untyped_storage().data_ptr()] = first
     return keepers
-
-
-def _tensors(variable: keras.Variable) -> list[torch.Tensor]:
-    pieces = pieces_of(variable)
-    if pieces is not None:
-        return pieces.tensors
-    parameter = parameter_of(variable)
-    return [] if parameter is None else [parameter]

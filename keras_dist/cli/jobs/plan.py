@@ -18,7 +18,7 @@ from keras_dist.internals.hooks import Hooks
 from keras_dist.internals.hooks import as_hook
 from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
-from keras_dist.sharding.supported import check_optimizer
+from keras_dist.plugin.powers import check_state_shards
 from keras_dist.tools.counting import check_built
 from keras_dist.tools.counting import load_of
 from keras_dist.tools.users_function import called
@@ -47,7 +47,7 @@ def load_of_named(
         check_built(model)
         used = _optimizer(model, optimizer)
         if split == SLOTS_SPLIT:
-            check_optimizer(used)
+            check_state_shards(used)
         if not used.built:
             trained = model.trainable_variables
             keras_optimizers.build_without_values(used, trained)

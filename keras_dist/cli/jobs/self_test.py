@@ -29,7 +29,6 @@ from keras_dist.launch.function import launch
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import list_devices
 from keras_dist.plugin.membership import alone_on_purpose
-from keras_dist.plugin.powers import ShardsOptimizerState
 from keras_dist.plugin.powers import shards_on_devices
 from keras_dist.replica.replica_context import get_replica_context
 from keras_dist.strategies.central_storage import CentralStorageStrategy
@@ -75,7 +74,7 @@ def look() -> dict[str, Any]:
         "backend": keras.backend.backend(),
         "keras": keras.__version__,
         "devices": list_devices(),
-        "shards_optimizer": isinstance(get_backend(), ShardsOptimizerState),
+        "shards_optimizer": shards_on_devices(get_backend()),
         "shards_variables": shards_on_devices(get_backend()),
         "cluster": _cluster(),
     }

@@ -10,6 +10,7 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_optimizers
 from keras_dist.internals.hooks import overrides
 from keras_dist.internals.keras_internals import is_of_keras
+from keras_dist.internals.keras_optimizers import inner_of
 
 # The class attribute by which a user's optimizer declares that its update is
 # elementwise.
@@ -80,11 +81,6 @@ def _reason_against(optimizer: Any) -> str | None:
 
 # Attributes that look like settings and are none.
 _NO_SETTINGS = ("name", "built", "_lock")
-
-
-def inner_of(optimizer: Any) -> Any:
-    """Returns the optimizer in a `LossScaleOptimizer`, or any other itself."""
-    return vars(optimizer).get("inner_optimizer", optimizer)
 
 
 def settings_of(optimizer: Any) -> dict[str, Any]:

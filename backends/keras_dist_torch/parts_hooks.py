@@ -1,6 +1,6 @@
-"""The table of what is replaced for variables in parts, and why.
+"""The tables of what is replaced for variables in parts, and why.
 
-It is in place as long as that of the front end, whose rows it begins with.
+They are in place as long as that of the front end, whose rows they begin with.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import torch
 from torch.distributed.tensor import DTensor
 
 from keras_dist.core.context import replaced
@@ -24,13 +25,12 @@ from keras_dist.internals.keras_optimizers import WITH_APPLY
 from keras_dist.internals.private_names import private
 from keras_dist.plugin import front_end
 from keras_dist.replica.state import current_replica
-from keras_dist_torch.chunks import may_cut
+from keras_dist_torch.chunks import is_elementwise
 from keras_dist_torch.keras_internals import ParallelOptimizer
+from keras_dist_torch.parts import InParts
 from keras_dist_torch.parts import are_in_parts
-from keras_dist_torch.parts import as_local_parts
-from keras_dist_torch.parts import as_parts
-from keras_dist_torch.parts import reads_parts
-from keras_dist_torch.parts import stored
+from keras_dist_torch.parts import local_part
+from keras_dist_torch.parts import parts_scope
 from keras_dist_torch.units import is_live
 
 dispatch = private("torch.distributed.tensor._dispatch")
@@ -40,17 +40,8 @@ dispatch = private("torch.distributed.tensor._dispatch")
 def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
     """Keeps Keras from gathering variables to register them with PyTorch."""
     if not is_live(self):
-        with as_parts():
+        with InParts():
             original(self, *args)
-
-
-@as_hook
-def _hook_assignment(original: Any, self: Any, value: Any) -> None:
-    """Gathers what an optimizer assigns to a variable that is not in parts."""
-    is_ours = "distribute_strategy" in vars(self)
-    if is_ours and isinstance(value, DTensor):
-        value = value.full_tensor()
-    original(self, value)
 
 
 @as_hook
@@ -63,35 +54,74 @@ def _hook_update(
 ) -> None:
     """Has an optimizer compute with this worker's parts themselves, without
     what `DTensor` does for each operation."""
-    if not (
-        reads_parts()
-        and may_cut(self)
-        and all(map(_is_alike, grads, trainable_variables))
-        and _has_slots_in_parts(self, trainable_variables)
+    scope = parts_scope()
+    if (
+        scope is None
+        or not is_elementwise(self)
+        or not _are_alike(scope, grads, trainable_variables)
     ):
         original(self, grads, trainable_variables, learning_rate)
         return
-    own = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
-    with as_local_parts():
+    own = [*map(local_part, grads)]
+    with replaced(scope, is_local=True):
         original(self, own, trainable_variables, learning_rate)
 
 
-def _is_alike(gradient: Any, variable: keras.Variable) -> bool:
-    """Returns whether a gradient is in parts as its variable is, or neither."""
-    kept = stored(variable)
-    if isinstance(kept, DTensor) and isinstance(gradient, DTensor):
-        return bool(kept.placements == gradient.placements)
-    return kept is None and not isinstance(gradient, DTensor)
-
-
-def _has_slots_in_parts(
-    optimizer: Any, variables: Sequence[keras.Variable]
+def _are_alike(
+    scope: InParts, grads: Sequence[Any], variables: Sequence[keras.Variable]
 ) -> bool:
-    """Returns whether no slot is whole whose variable may be in parts."""
-    shapes = {each.shape for each in variables if stored(each) is not None}
-    return not any(
-        each.shape in shapes and stored(each) is None
-        for each in optimizer.variables
+    """Returns whether each gradient is in parts as its variable is, if so."""
+    placements = [
+        [getattr(each, "placements", None) for each in side]
+        for side in (grads, map(scope.tensor, variables))
+    ]
+    return bool(placements[0] == placements[1])
+
+
+@as_hook
+def _hook_clip(original: Any, self: Any, grads: Sequence[Any]) -> Any:
+    """Clips by norms with one sum over workers for all of them."""
+    scope = parts_scope()
+    limit = self.clipnorm or self.global_clipnorm
+    if scope is None or not (limit and limit > 0):
+        return original(self, grads)
+    own = [local_part(each).float().square().sum() for each in grads]
+    squares = _totals(scope, grads, own)
+    if self.clipnorm:
+        norms = squares.sqrt().clamp(min=limit)
+        scales: Any = (limit / norms).unbind()
+    else:
+        norm = squares.sum().sqrt()
+        # NaN for a norm that is not finite, as in Keras.
+        scale = limit / norm.clamp(min=limit) + (norm - norm)
+        scales = [scale] * len(grads)
+    return [
+        each * scale.to(each.dtype)
+        for each, scale in zip(grads, scales, strict=True)
+    ]
+
+
+@as_hook
+def _hook_finite(original: Any, self: Any, grads: Sequence[Any]) -> Any:
+    """Looks for infinity and NaN with one sum over workers."""
+    scope = parts_scope()
+    given = [each for each in grads if each is not None]
+    if scope is None or not given:
+        return original(self, grads)
+    wrong = [(~local_part(each).isfinite()).sum().float() for each in given]
+    return _totals(scope, given, wrong).sum() == 0
+
+
+def _totals(
+    scope: InParts, tensors: Sequence[Any], own: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Sums a number of each tensor over workers, of those that are in parts."""
+    numbers = torch.stack([*own])
+    are_parts = [isinstance(each, DTensor) for each in tensors]
+    assert scope.workers is not None
+    (total,) = scope.workers.sum([numbers], what="norms of gradients")
+    return torch.where(
+        torch.tensor(are_parts, device=numbers.device), total, numbers
     )
 
 
@@ -101,7 +131,7 @@ def _hook_apply(
 ) -> None:
     """Refuses updates outside of steps, which would change copies only."""
     trained = list(trainable_variables or ())
-    is_outside = current_replica() is None and not reads_parts()
+    is_outside = current_replica() is None and parts_scope() is None
     if is_outside and are_in_parts([*self.variables, *trained]):
         raise UnsupportedModelError(
             f"Optimizer '{self.name}' was called outside of `fit`, "
@@ -139,26 +169,35 @@ def preparing(
 
 def _see(text: str) -> bool:
     # It is right: such a variable is the same on all workers.
-    return reads_parts() and "non-scalar tensor with numel=1" in text
+    is_ours = parts_scope() is not None
+    return is_ours and "non-scalar tensor with numel=1" in text
 
 
-def _table() -> Iterator[Hook]:
+def table_of_updates() -> Iterator[Hook]:
+    """Returns the rows for updates of parts by optimizers."""
     yield from front_end.HOOKS.rows()
-    why = "nothing is gathered to register it with PyTorch"
-    for name in ("_track_variables", "_post_track_variable"):
-        yield Hook(keras.Layer, name, _hook_tracking, why)
-    why = "what is assigned to a variable that is whole is gathered"
-    yield Hook(keras.Variable, "_direct_assign", _hook_assignment, why)
-    why = "updates outside of steps, which would change copies, are refused"
-    for cls in WITH_APPLY:
-        yield Hook(cls, "apply", _hook_apply, why)
     why = "an optimizer computes with a worker's parts themselves"
     name = "_backend_update_step"
     yield Hook(ParallelOptimizer, name, _hook_update, why)
+    why = "norms and checks of all parts take one sum over workers"
+    yield Hook(keras.optimizers.Optimizer, "_clip_gradients", _hook_clip, why)
+    scaling = keras.optimizers.LossScaleOptimizer
+    yield Hook(scaling, "check_finite", _hook_finite, why)
     why = "a worker's copy of a number among parts is not warned of"
     yield Hook(dispatch, "warnings", seen_warnings(_see), why)
+
+
+def _table() -> Iterator[Hook]:
+    yield from table_of_updates()
+    why = "nothing is gathered to register it with PyTorch"
+    for name in ("_track_variables", "_post_track_variable"):
+        yield Hook(keras.Layer, name, _hook_tracking, why)
+    why = "updates outside of steps, which would change copies, are refused"
+    for cls in WITH_APPLY:
+        yield Hook(cls, "apply", _hook_apply, why)
     why = "a model's layers are in parts before a replica calls it"
     yield Hook(keras.Layer, "__call__", _hook_call, why)
 
 
+# Of executors of variables in parts.
 HOOKS = Hooks(_table)

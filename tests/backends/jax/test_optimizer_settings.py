@@ -3,9 +3,9 @@
 import keras
 import numpy as np
 
-from keras_dist.sharding.supported import rate_now
-from keras_dist.sharding.supported import settings_of
-from keras_dist.sharding.supported import settings_text
+from keras_dist_jax.sharding.supported import rate_now
+from keras_dist_jax.sharding.supported import settings_of
+from keras_dist_jax.sharding.supported import settings_text
 from keras_versions import excludes_when_built
 
 

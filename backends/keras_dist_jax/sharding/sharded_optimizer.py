@@ -1,15 +1,11 @@
 """An optimizer that updates one part of each variable. Norms and checks that
 need more than one element are first summed over all parts."""
 
-import math
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from typing import Generic
-from typing import Protocol
-from typing import TypeVar
 
 import keras
 from keras import ops
@@ -19,12 +15,12 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_optimizers
 from keras_dist.internals.keras_internals import opened
-from keras_dist.sharding.supported import check_optimizer
-from keras_dist.sharding.supported import inner_of
-from keras_dist.sharding.supported import settings_of
+from keras_dist.internals.keras_optimizers import inner_of
+from keras_dist_jax.sharding.shards import ReplicaPart
+from keras_dist_jax.sharding.supported import check_optimizer
+from keras_dist_jax.sharding.supported import settings_of
 
 _ACCUMULATOR = "gradient_accumulator"
-DivisionT = TypeVar("DivisionT", bound="Division")
 
 
 @dataclass(frozen=True)
@@ -35,50 +31,14 @@ class OptimizerSlot:
     name: str  # of this kind of slot
 
 
-class Division(Protocol):
-    """A division of a tensor into equal parts."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the tensor."""
-
-    @property
-    def part_shape(self) -> tuple[int, ...]:
-        """The shape of each part."""
-
-
-class Parts:
-    """The division of a flattened, zero-padded tensor into equal parts."""
-
-    def __init__(self, shape: tuple[int, ...], num_parts: int) -> None:
-        self.shape = tuple(shape)
-        self.num_parts = num_parts
-        self.num_elements = math.prod(self.shape)
-        self.size = -(-self.num_elements // num_parts)
-        self.part_shape = (self.size,)
-
-    def split(self, tensor: Any) -> Any:
-        """Divides a tensor of `shape` into one of shape `(num_parts, size)`."""
-        flat = ops.reshape(tensor, (-1,))
-        padding = self.num_parts * self.size - self.num_elements
-        if padding:
-            flat = ops.pad(flat, [(0, padding)])
-        return ops.reshape(flat, (self.num_parts, self.size))
-
-    def join(self, tensor: Any) -> Any:
-        """Joins a tensor of shape `(num_parts, size)` into one of `shape`."""
-        flat = ops.reshape(tensor, (-1,))
-        return ops.reshape(flat[: self.num_elements], self.shape)
-
-
-class ShardedOptimizer(Generic[DivisionT]):
+class ShardedOptimizer:
     """One optimizer's update of one part of each of its variables. A copy of
     the optimizer, made for parts, gets all values with each update."""
 
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
-        divide: Callable[[keras.Variable], DivisionT],
+        divide: Callable[[keras.Variable], ReplicaPart],
     ) -> None:
         check_optimizer(optimizer)
         trained = keras_optimizers.trainable_variables(optimizer)
@@ -142,7 +102,7 @@ class ShardedOptimizer(Generic[DivisionT]):
         """Returns whether `variables[position]` is in parts."""
         return position in self._slots
 
-    def parts_of(self, position: int) -> DivisionT:
+    def parts_of(self, position: int) -> ReplicaPart:
         """Returns how a slot is divided, which is as its variable is."""
         return self.parts[self._slots[position].index]
 
@@ -159,17 +119,6 @@ class ShardedOptimizer(Generic[DivisionT]):
         found: list[Any] = [None] * len(trained)
         for gradient, variable in zip(gradients, of, strict=True):
             found[places[id(variable)]] = gradient
-        return found
-
-    def checked(
-        self,
-        gradients: Sequence[Any],
-        variables: Sequence[keras.Variable] | None = None,
-    ) -> list[Any]:
-        """Aligns gradients; warns of missing ones, or raises, as Keras does."""
-        found = self.aligned(gradients, variables)
-        of = self.trainable_variables if variables is None else variables
-        keras_optimizers.with_gradients(self.optimizer, gradients, of)
         return found
 
     def amounts(
@@ -204,25 +153,6 @@ class ShardedOptimizer(Generic[DivisionT]):
         if not _is_on(inner.clipnorm):
             squares = [ops.sum(ops.stack(squares))]
         return amounts + squares
-
-    def update_in_place(
-        self,
-        optimizer_values: Sequence[Any],
-        gradients: Sequence[Any],
-        parameters: Sequence[Any],
-        totals: Sequence[Any],
-    ) -> None:
-        """Updates one part of `variables` and of the trainable ones, given the
-        sums of `amounts` over all parts, by writing into these tensors."""
-        variables = [*self._copy.variables, *self._own_parts]
-        tensors = [*optimizer_values, *parameters]
-        try:
-            for variable, tensor in zip(variables, tensors, strict=True):
-                keras_internals.set_value(variable, tensor)
-            self._apply(gradients, totals)
-        finally:
-            for variable in variables:
-                keras_internals.set_value(variable, None)
 
     def updated(
         self,
@@ -404,7 +334,7 @@ def _another(optimizer: Any) -> Any:
     return type(optimizer).from_config({**config, "learning_rate": own})
 
 
-def _part_like(variable: keras.Variable, parts: Division) -> keras.Variable:
+def _part_like(variable: keras.Variable, parts: ReplicaPart) -> keras.Variable:
     part = keras.Variable(
         shape=parts.part_shape,
         initializer="zeros",

@@ -1,0 +1,136 @@
+"""What executors of variables and of slots in parts have in common."""
+
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
+
+from keras_dist.core.plan import Plan
+from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.keras_optimizers import trainable_variables
+from keras_dist.plugin.home import Home
+from keras_dist.plugin.powers import KeepsParts
+from keras_dist.replica.adoption import adopt_slot
+from keras_dist.replica.variables import ShardedVariable
+from keras_dist_torch.mesh import mesh_of
+from keras_dist_torch.parts import DTensorHome
+from keras_dist_torch.parts import InParts
+from keras_dist_torch.parts import are_in_parts
+from keras_dist_torch.parts import is_large
+from keras_dist_torch.parts import is_marked
+from keras_dist_torch.parts import mark
+from keras_dist_torch.replicas import TorchReplicaExecutor
+from keras_dist_torch.workers import TorchWorkers
+
+# Attribute of an optimizer: how many variables it had when those that are slots
+# were in parts.
+_DIVIDED = "_keras_dist_divided"
+Views = Sequence[tuple[keras.Variable, DTensor]]
+
+
+class PartsExecutor(TorchReplicaExecutor, KeepsParts):
+    """Runs replicas of workers that each keep parts of some variables."""
+
+    workers: TorchWorkers
+
+    def __init__(self, plan: Plan, workers: TorchWorkers) -> None:
+        super().__init__(plan, workers)
+        self._mesh = mesh_of(workers, self._home.type)
+
+    def home(self, variable: keras.Variable) -> Home:
+        if isinstance(variable, ShardedVariable) or self._divides(variable):
+            return DTensorHome(variable, self.plan, self._mesh, self.workers)
+        return super().home(variable)
+
+    def _divides(self, variable: keras.Variable) -> bool:
+        """Returns whether a variable without a home yet belongs in parts."""
+        return is_marked(variable)
+
+    def keep_together(
+        self, variable: keras.Variable, reference: keras.Variable
+    ) -> None:
+        if is_large(variable):
+            mark(variable)
+
+    @contextlib.contextmanager
+    def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+        with self._updating_parts(optimizer, ()):
+            yield
+
+    @contextlib.contextmanager
+    def _updating_parts(
+        self, optimizer: keras.optimizers.Optimizer, views: Views
+    ) -> Iterator[None]:
+        """Has an optimizer update parts inside; views stand for variables."""
+        self._divide(optimizer)
+        try:
+            # What is no `DTensor` is the same on all workers.
+            with InParts(self.workers, views), implicit_replication():
+                yield
+        except (NotImplementedError, ValueError) as error:
+            is_of_mesh = "Default process group" in str(error)
+            if isinstance(error, ValueError) and not is_of_mesh:
+                raise
+            raise _not_in_parts(optimizer, error) from error
+
+    def _divide(self, optimizer: Any) -> None:
+        """Divides slots that were made before the strategy had them."""
+        slots = optimizer.variables
+        if vars(optimizer).get(_DIVIDED) == len(slots):
+            return
+        for slot in slots:
+            if is_large(slot) and not are_in_parts([slot]):
+                mark(slot)
+                adopt_slot(slot, trainable_variables(optimizer)[0])
+                self.home(slot).settle()
+        vars(optimizer)[_DIVIDED] = len(slots)
+
+    @contextlib.contextmanager
+    def readable_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> Iterator[None]:
+        homes = self._homes_of(variables)
+        if homes:
+            self.workers.meet("all variables, to save or load them")
+        try:
+            for home in homes:
+                home.hold(self.plan.is_chief)
+            yield
+        finally:
+            for home in homes:
+                home.release()
+
+    @contextlib.contextmanager
+    def written_by_chief(
+        self, variables: Sequence[keras.Variable]
+    ) -> Iterator[None]:
+        with self.readable_by_chief(variables):
+            yield
+            for home in self._homes_of(variables):
+                home.take_chiefs()
+
+    def _homes_of(
+        self, variables: Sequence[keras.Variable]
+    ) -> list[DTensorHome]:
+        """Returns the homes of those variables that are in parts."""
+        return [
+            DTensorHome(each, self.plan, self._mesh, self.workers)
+            for each in variables
+            if are_in_parts([each])
+        ]
+
+
+def _not_in_parts(
+    optimizer: keras.optimizers.Optimizer, error: Exception
+) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"Optimizer '{optimizer.name}' of class {type(optimizer).__name__} "
+        "can't update variables in parts, or a constraint of a variable "
+        f"can't be computed on them. PyTorch says: {error}. Expected: "
+        "operations that DTensor has on this mesh, or 'mirrored' in place of "
+        "'sharded'."
+    )
