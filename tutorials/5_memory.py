@@ -63,7 +63,10 @@ strategies = {
 
 # %% [markdown]
 # TensorFlow can't shard an optimizer's state, and raises an error that says so.
-# A script for all backends can catch this error.
+# PyTorch keeps one part in each process, and its error says how to start one for
+# each device: `keras-dist run --workers 4 train.py`, with a
+# `MultiWorkerMirroredStrategy(optimizer_state="sharded")` in the script. A
+# script for all backends can catch these errors.
 
 # %%
 refusal = None
@@ -74,7 +77,7 @@ try:
 except ValueError as error:
     refusal = str(error)
 
-print(refusal or "This backend shards the optimizer's state.")
+print(refusal or "This backend shards the optimizer's state in one process.")
 
 # %% [markdown]
 # ## The same training under each
@@ -134,8 +137,8 @@ print(summaries["central"])
 # variables together. What the device keeps is coloured. With central storage,
 # the devices that compute keep the least, and a step sends the most. Sharding
 # the optimizer's state saves memory. By this estimate, it sends no more than
-# mirroring does. That is true on GPUs, TPUs and PyTorch. JAX on CPU devices
-# sends 1.5 times as much.
+# mirroring does. That is true on GPUs, TPUs, and for PyTorch's workers. JAX on
+# CPU devices sends 1.5 times as much.
 
 # %%
 num_devices = [len(found.devices) for found in summaries.values()]

@@ -1,4 +1,4 @@
-"""What executors of variables and of slots in parts have in common."""
+"""The base of executors of variables and of slots in parts."""
 
 import contextlib
 from collections.abc import Iterator

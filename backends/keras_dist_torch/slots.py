@@ -201,7 +201,7 @@ def _check_sends_nothing(
 
 
 class _Shard:
-    """What this worker updates of a whole variable: a part, or all of it."""
+    """The part of a whole variable that this worker updates, or all of it."""
 
     def __init__(self, variable: keras.Variable, mesh: DeviceMesh) -> None:
         self.variable = variable

@@ -69,9 +69,11 @@ class Choice:
         needs_whole = (optimizer or "").lower() in _NEED_WHOLE_VARIABLES
         if self.split == SLOTS_SPLIT and needs_whole:
             raise ValueError(
-                "--optimizer-state sharded: the update of "
-                f"{optimizer} takes whole variables, not parts. Choose "
-                "another optimizer, or --optimizer-state mirrored."
+                f"--optimizer-state sharded: on JAX, the update of {optimizer} "
+                "takes whole variables, not parts. Choose another optimizer, "
+                "or --optimizer-state mirrored. For PyTorch, where workers "
+                "can shard it, plan your model with --model and "
+                "KERAS_BACKEND=torch."
             )
 
     @property

@@ -52,8 +52,8 @@ class MirroredStrategy(Strategy):
     Raises:
         DeviceError: If a name is not valid, if there is no such device, if a
             device is named twice, if `logical_devices` does not divide the
-            devices, or if the backend shards variables only among processes
-            with one device each.
+            devices, or if variables or the optimizer's state are sharded on
+            a backend that keeps one part in each process, as PyTorch does.
         TypeError: If `cross_device_ops` or `layout_map` is any other object.
         ValueError: If `optimizer_state`, `variables`, `logical_devices` or
             `layout_map` is any other value, if the backend can't shard

@@ -83,7 +83,8 @@ class MultiWorkerMirroredStrategy(MultiWorkerStrategy):
         communication_options: A `CommunicationOptions`, or `None`.
         optimizer_state: String, `"mirrored"` for a copy of the optimizer's
             variables on each device, or `"sharded"`: each replica of all
-            workers keeps and updates its shard. Reading a sharded variable is
+            workers keeps and updates its shard, or, on PyTorch, each worker.
+            Reading a sharded variable is
             a collective, so all workers have to read it.
         variables: String, `"mirrored"` for a copy of each variable on each
             device, or `"sharded"`: each replica of all workers keeps only its

@@ -50,12 +50,21 @@ def trains_on_workers():
 def trains_on_logical_devices():
     """Two processes with a replica of two devices each, or it is refused."""
     layouts = {".*/kernel": ("logical",)}
+    return _trains(2, logical_devices=2, layout_map=layouts)
+
+
+def trains_with_parts(what):
+    """Two processes that keep parts of something, or it is refused."""
+    return _trains(1, **{what: "sharded"})
+
+
+def _trains(devices, **options):
     try:
-        keras_dist.MultiWorkerMirroredStrategy(
-            logical_devices=2, layout_map=layouts
-        )
-    except ValueError:
-        return "no: an error says so"
+        keras_dist.MultiWorkerMirroredStrategy(**options)
+    except ValueError as error:
+        # One process keeps no parts, and says how to start several.
+        if "keras-dist run --workers" not in str(error):
+            return "no: an error says so"
 
     def train(is_plain=False):
         import contextlib
@@ -67,16 +76,15 @@ def trains_on_logical_devices():
 
         scope = contextlib.nullcontext()
         if not is_plain:
-            scope = keras_dist.MultiWorkerMirroredStrategy(
-                logical_devices=2, layout_map=layouts
-            ).scope()
+            scope = keras_dist.MultiWorkerMirroredStrategy(**options).scope()
         keras.utils.set_random_seed(0)
         with scope:
             model = keras.Sequential(
                 [
                     keras.layers.Input((2,)),
-                    keras.layers.Dense(4, activation="tanh"),
+                    keras.layers.Dense(400, activation="tanh"),
                     keras.layers.BatchNormalization(),
+                    keras.layers.Dense(4),
                     keras.layers.Dense(1),
                 ]
             )
@@ -87,7 +95,7 @@ def trains_on_logical_devices():
         return [weight.tolist() for weight in model.get_weights()]
 
     expected = train(is_plain=True)
-    for found in keras_dist.launch(train, workers=2, devices=2):
+    for found in keras_dist.launch(train, workers=2, devices=devices):
         for own, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(own, theirs, rtol=1e-4, atol=1e-6)
     return "yes"

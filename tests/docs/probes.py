@@ -16,6 +16,7 @@ import keras_dist
 from docs.probe_workers import sends_gradients_in_16_bits
 from docs.probe_workers import trains_on_logical_devices
 from docs.probe_workers import trains_on_workers
+from docs.probe_workers import trains_with_parts
 from keras_versions import TAKES_SEVERAL_STEPS
 
 YES = "yes"
@@ -377,6 +378,12 @@ PROBES = {
     "`MirroredStrategy(logical_devices=2, layout_map=...)`": logical_devices,
     "`CentralStorageStrategy`": central,
     "`MultiWorkerMirroredStrategy`, two processes": trains_on_workers,
+    '`MultiWorkerMirroredStrategy(optimizer_state="sharded")`': (
+        functools.partial(trains_with_parts, "optimizer_state")
+    ),
+    '`MultiWorkerMirroredStrategy(variables="sharded")`': functools.partial(
+        trains_with_parts, "variables"
+    ),
     "`MultiWorkerMirroredStrategy(logical_devices=2, layout_map=...)`": (
         trains_on_logical_devices
     ),

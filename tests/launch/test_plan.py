@@ -208,6 +208,9 @@ def test_an_optimizer_that_is_none_is_an_error(module):
         load_of_named(f"{module}:build", "nosuch")
 
 
+@pytest.mark.only_on(
+    "jax", reason="PyTorch's workers can shard it, and TensorFlow nothing."
+)
 def test_an_optimizer_that_needs_whole_variables_is_an_error(module):
     with pytest.raises(UnsupportedModelError):
         load_of_named(f"{module}:muon", split="optimizer")

@@ -26,7 +26,6 @@ PLACES = (
     "keras_dist/planning",
     "keras_dist/plugin",
     "keras_dist/replica",
-    "keras_dist/sharding",
     "keras_dist/strategies",
     "keras_dist/tools",
     "keras_dist/verification",
