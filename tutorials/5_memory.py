@@ -63,7 +63,7 @@ strategies = {
 
 # %% [markdown]
 # TensorFlow can't shard an optimizer's state, and raises an error that says so.
-# PyTorch keeps one part in each process, and its error says how to start one for
+# PyTorch keeps one part in each process. Its error says how to start one for
 # each device: `keras-dist run --workers 4 train.py`, with a
 # `MultiWorkerMirroredStrategy(optimizer_state="sharded")` in the script. A
 # script for all backends can catch these errors.
