@@ -44,7 +44,6 @@ from keras_dist_tensorflow.batches import FirstSeen
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
-from keras_dist_tensorflow.gradients import sum_and_gather
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
 from keras_dist_tensorflow.natives import on_device
@@ -65,11 +64,6 @@ _REFUSED = "<keras_dist error {}>"
 class StepExecutor(TensorFlowExecutor, StepRunner):
     """Runs steps on replicas; subclasses keep variables and `play`."""
 
-    # As words, all scalars travel.
-    carried_dtypes = (
-        *StepRunner.carried_dtypes,
-        *("float64", "int32", "int64", "bool"),
-    )
     updater: Any
     looks_at_draws = True
     traces_steps = True
@@ -249,26 +243,14 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         sums = self._weighted_sums(gradients, weights, variables)
         with on_device(self.plan.primary):
-            return sum_over_workers(sums, self.workers)
+            return sum_over_workers([*sums, *numbers], self.workers)
 
     def carries(self, variables: Sequence[keras.Variable]) -> bool:
         return self.workers is not None and self.workers.options.dtype is None
-
-    def sum_and_carry(
-        self,
-        replica: Replica,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        variables: Sequence[keras.Variable],
-        numbers: Sequence[Any],
-    ) -> tuple[list[Any], list[list[Any]]]:
-        assert self.workers is not None
-        sums = self._weighted_sums(gradients, weights, variables)
-        with on_device(self.plan.primary):
-            return sum_and_gather(sums, self.workers, numbers)
 
     def _weighted_sums(
         self,

@@ -22,8 +22,6 @@ from keras_dist_tensorflow.origins import are_equal
 from keras_dist_tensorflow.origins import depends_on_rows
 from keras_dist_tensorflow.origins import owner_of
 from keras_dist_tensorflow.origins import through
-from keras_dist_tensorflow.words import from_slots
-from keras_dist_tensorflow.words import to_slots
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 _ROWS = "rows"
@@ -80,17 +78,6 @@ def sum_over_workers(
     return [
         each.slices() if isinstance(each, SparseSum) else each for each in sums
     ]
-
-
-def sum_and_gather(
-    sums: Sequence[Any], workers: TensorFlowWorkers, scalars: Sequence[Any]
-) -> tuple[list[Any], list[list[Any]]]:
-    """Does `sum_over_workers`, and gathers scalars in the same collective."""
-    cluster = workers.cluster
-    scalars = [tf.convert_to_tensor(scalar) for scalar in scalars]
-    slots = to_slots(scalars, cluster.index, cluster.num_workers)
-    *sums, total = sum_over_workers([*sums, slots], workers)
-    return sums, from_slots(total, scalars)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 Sums travel in one of them, gathered tensors as 32-bit words.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,8 +16,6 @@ SUMMED = (
     tf.int32,
     tf.int64,
 )
-
-_HALF = 0xFFFF
 
 
 def to_words(tensor: Any) -> Any:
@@ -49,34 +46,6 @@ def from_words(words: Any, like: Any) -> Any:
     else:
         values = tf.bitcast(words, dtype)
     return with_shape_of(tf.reshape(values, shape_of(like)), like)
-
-
-def to_slots(scalars: Sequence[Any], index: int, count: int) -> Any:
-    """Returns scalars as float32 integers, each worker's in a row of its own.
-
-    The other rows are zero, so the sum over workers has all of them. A word
-    is two integers of 16 bits, which floats add up exactly.
-    """
-    words = tf.concat([to_words(each) for each in scalars], axis=0)
-    halves = tf.stack(
-        [words & _HALF, tf.bitwise.right_shift(words, 16) & _HALF]
-    )
-    rows = [[index, count - 1 - index], [0, 0], [0, 0]]
-    return tf.pad(tf.cast(halves, tf.float32)[tf.newaxis], rows)
-
-
-def from_slots(total: Any, scalars: Sequence[Any]) -> list[list[Any]]:
-    """Returns each worker's scalars, given the sum of their `to_slots`."""
-    halves = tf.cast(total, tf.int32)
-    words = halves[:, 0] | tf.bitwise.left_shift(halves[:, 1], 16)
-    sizes = [max(1, each.dtype.size // 4) for each in scalars]
-    return [
-        [
-            from_words(part, like)
-            for part, like in zip(tf.split(row, sizes), scalars, strict=True)
-        ]
-        for row in tf.unstack(words)
-    ]
 
 
 def shape_of(tensor: Any) -> Any:

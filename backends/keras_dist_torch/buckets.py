@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -15,7 +14,6 @@ import torch
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
-from keras_dist.core.plan import Cluster
 from keras_dist.plugin.bodies import Body
 from keras_dist.plugin.recorder import Call
 from keras_dist_torch.gradients import after_accumulation
@@ -82,7 +80,7 @@ class Bucket:
     """Gradients of one dtype, to be summed over workers with weights.
 
     After them the sum has a 1 for each that is not `None`, then the flag, then
-    each worker's numbers, and at last the flag of `ExpectedSums`.
+    numbers, which have their weights, and at last the flag of `ExpectedSums`.
     """
 
     def __init__(
@@ -94,10 +92,9 @@ class Bucket:
         device: torch.device,
         workers: TorchWorkers,
         flag: bool = False,
-        numbers: Sequence[Any] = (),
+        numbers: Sequence[torch.Tensor] = (),
     ) -> None:
         self._workers = workers
-        self.numbers = Numbers(numbers, workers.cluster, device)
         self._likes = [order.likes[position] for position in positions]
         dtype = self._likes[0][1]
         flags = [float(g is not None) for g in gradients] + [float(flag)]
@@ -109,8 +106,9 @@ class Bucket:
         ]
         size = sum(part.numel() for part in parts)
         parts.append(numbers_on(device, flags).to(dtype))
-        end = torch.zeros(1, dtype=dtype, device=device)
-        flat = torch.cat([*parts, *self.numbers.sent(), end])
+        if numbers:
+            parts.append(torch.stack([x.detach().to(device) for x in numbers]))
+        flat = torch.cat([*parts, torch.zeros(1, dtype=dtype, device=device)])
         if not weight:  # drops a gradient even if it is NaN
             flat[:size].zero_()
         elif weight != 1:
@@ -152,7 +150,7 @@ class Bucket:
                 parts, self._likes, present, strict=True
             )
         ]
-        numbers = self.numbers.arrived(last[count:-1])
+        numbers = [*last[count:-1].unbind()]
         return Finished(sums, bool(flag), numbers, float(last[-1]))
 
 
@@ -161,87 +159,12 @@ class Finished(NamedTuple):
 
     sums: list[torch.Tensor | None]
     is_flagged: bool  # by any worker
-    numbers: list[list[Any]]  # of each worker
+    numbers: list[torch.Tensor]
     guard: float  # how many workers are at something else
 
 
-# Integers travel as two digits in this base, which float32 has exactly.
-_BASE = 2**22
-
-
-class Numbers:
-    """Numbers of each worker at the end of a sum of float32.
-
-    Each worker has places of its own, where the others have zeros, so that
-    all numbers arrive as they are.
-    """
-
-    def __init__(
-        self, own: Sequence[Any], cluster: Cluster, device: torch.device
-    ) -> None:
-        self._own = own
-        self._integers = [each for each in own if isinstance(each, int)]
-        self._cluster = cluster
-        self._device = device
-
-    @property
-    def layout(self) -> str:
-        """A description of the numbers, for comparisons of workers."""
-        return f"{len(self._own)} numbers, {len(self._integers)} integers"
-
-    def sent(self) -> list[torch.Tensor]:
-        """Returns what this worker adds to the sum, flat."""
-        if not self._own:
-            return []
-        digits: list[float] = []
-        for number in self._integers:
-            digits += _digits(number)
-        floats = [each for each in self._own if not isinstance(each, int)]
-        parts = [x.detach().to(self._device, torch.float32) for x in floats]
-        if digits:
-            parts += numbers_on(self._device, digits).unbind()
-        own = torch.stack(parts)
-        rows = own.new_zeros((self._cluster.num_workers, len(parts)))
-        rows[self._cluster.index] = own
-        return [rows.reshape(-1)]
-
-    def arrived(self, flat: torch.Tensor) -> list[list[Any]]:
-        """Returns the numbers of all workers."""
-        count = self._cluster.num_workers
-        if not self._own:
-            return [[] for _ in range(count)]
-        rows = flat.reshape(count, -1)
-        num_floats = sum(not isinstance(each, int) for each in self._own)
-        digits = rows[:, num_floats:].tolist()
-        return [
-            self._unpacked(row, iter(own))
-            for row, own in zip(rows.unbind(), digits, strict=True)
-        ]
-
-    def _unpacked(
-        self, row: torch.Tensor, digits: Iterator[float]
-    ) -> list[Any]:
-        floats = iter(row.unbind())
-        return [
-            int(next(digits)) * _BASE + int(next(digits))
-            if isinstance(own, int)
-            else next(floats).to(own.dtype)
-            for own in self._own
-        ]
-
-
-def _digits(number: int) -> tuple[int, int]:
-    high, low = divmod(number, _BASE)
-    if abs(high) > _BASE:
-        raise ValueError(
-            "Workers tell each other a metric's integers below 2**44. "
-            f"Received: {number}. Expected: a float tensor."
-        )
-    return high, low
-
-
 def carries_numbers(variables: Sequence[keras.Variable]) -> bool:
-    """Returns whether the last bucket of gradients can carry `Numbers`."""
+    """Returns whether the last bucket of gradients can carry numbers."""
     return bool(variables) and str(variables[0].dtype) == "float32"
 
 
@@ -294,14 +217,12 @@ class Overlap:
         here: Sequence[Sequence[Any]],
         weights: Sequence[float],
         variables: Sequence[keras.Variable],
-        numbers: Sequence[Any] = (),
-    ) -> tuple[list[Any], list[list[Any]]]:
-        """Sums each replica's gradients, which `here` has on one device.
-
-        The last sum carries this worker's numbers. Returns all workers', too.
-        """
+        numbers: Sequence[torch.Tensor] = (),
+    ) -> list[Any]:
+        """Sums each replica's gradients, which `here` has on one device, and
+        then numbers of this worker, which travel with the last ones."""
         if not variables:
-            return [], []
+            return []
         own, weight = self._local_sum(here, weights)
         order, _ = vars(variables[0]).get(_PLACE, (None, 0))
         if order is None or not order.is_of(variables):
@@ -319,7 +240,7 @@ class Overlap:
         workers = self._workers
         *early, last = order.buckets
         final = made(last, is_stale, numbers)
-        layout = f"{order.layout} and {final.numbers.layout}"
+        layout = f"{order.layout} and {len(numbers)} numbers"
         call = workers.call("gradients", layout)
         if not early and workers.is_small(final.flat.nbytes):
             done = [final.swap(call).finish()]
@@ -346,7 +267,7 @@ class Overlap:
                 done = [*(bucket.finish() for bucket in again), done[-1]]
         summed = iter([each.sums for each in done])
         sums = in_packs(lambda _: next(summed), order.buckets, own)
-        return sums, done[-1].numbers
+        return [*sums, *done[-1].numbers]
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: Any

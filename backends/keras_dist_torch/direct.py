@@ -141,6 +141,7 @@ class TorchDirectExecutor(PartsExecutor):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         assert isinstance(replica, DirectReplica)
         self.workers.check()  # FSDP does not, and gradients are used next

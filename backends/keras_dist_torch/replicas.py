@@ -273,33 +273,30 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
-        sums, _ = self.sum_and_carry(replica, gradients, weights, variables, ())
-        return sums
+        here = self.arrived(replica, gradients)
+        if self.workers is None:
+            return weighted_sum(here, weights, self._home)
+        assert isinstance(replica, TorchReplica)
+        overlap = replica.overlap or Overlap(self.workers, self._home)
+        return overlap.sum(gradients, here, weights, variables, numbers)
+
+    def arrived(
+        self, replica: Replica, gradients: Sequence[Sequence[Any]]
+    ) -> Sequence[Sequence[Any]]:
+        """Returns replicas' gradients in the memory where they are summed."""
+        assert isinstance(replica, TorchReplica)
+        replica.draws.of_round.may_repeat = False
+        if replica.moved is None:
+            return gradients
+        return replica.moved.bring_back(gradients)
 
     def carries(self, variables: Sequence[keras.Variable]) -> bool:
         workers = self.workers
         if workers is None or workers.options.dtype is not None:
             return False
         return carries_numbers(variables)
-
-    def sum_and_carry(
-        self,
-        replica: Replica,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        variables: Sequence[keras.Variable],
-        numbers: Sequence[Any],
-    ) -> tuple[list[Any], list[list[Any]]]:
-        assert isinstance(replica, TorchReplica)
-        replica.draws.of_round.may_repeat = False
-        here = gradients
-        if replica.moved is not None:
-            here = replica.moved.bring_back(gradients)
-        if self.workers is None:
-            return weighted_sum(here, weights, self._home), []
-        overlap = replica.overlap or Overlap(self.workers, self._home)
-        return overlap.sum(gradients, here, weights, variables, numbers)
 
 
 # The note on errors in such a step.

@@ -35,7 +35,6 @@ from keras_dist_torch.parts import Division
 from keras_dist_torch.parts import is_large
 from keras_dist_torch.parts import parts_scope
 from keras_dist_torch.parts_hooks import table_of_updates
-from keras_dist_torch.replica import TorchReplica
 from keras_dist_torch.transfers import numbers_on
 
 # Attribute of a whole variable: its `_Shard`.
@@ -78,22 +77,17 @@ class SlotsExecutor(PartsExecutor):
 
     hooks = Hooks(_table)
 
-    def carries(self, variables: Sequence[keras.Variable]) -> bool:
-        return False  # gradients are scattered
-
     def sum_gradients(
         self,
         replica: Replica,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
-        assert isinstance(replica, TorchReplica)
-        replica.draws.of_round.may_repeat = False
-        if replica.moved is not None:
-            gradients = replica.moved.bring_back(gradients)
-        own = weighted_sum(gradients, weights, self._home)
-        return self._scattered(own, self._shards(variables))
+        here = self.arrived(replica, gradients)
+        own = weighted_sum(here, weights, self._home)
+        return self._scattered(own, self._shards(variables), numbers)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
@@ -138,30 +132,44 @@ class SlotsExecutor(PartsExecutor):
         return found
 
     def _scattered(
-        self, gradients: Sequence[torch.Tensor | None], shards: list["_Shard"]
+        self,
+        gradients: Sequence[torch.Tensor | None],
+        shards: list["_Shard"],
+        numbers: Sequence[torch.Tensor],
     ) -> list[Any]:
         """Sums gradients over workers: of each, this worker's part, or all of a
-        small one; `None` where no worker has one."""
+        small one; `None` where no worker has one. Then numbers."""
         found: list[Any] = [None] * len(shards)
+        totals: list[torch.Tensor] = []
         for indices in packs([shard.variable.dtype for shard in shards]):
             sent = [(gradients[i], shards[i]) for i in indices]
             sizes = [shard.size for _, shard in sent]
-            row = self.workers.scatter_sum(self._rows(sent))
-            flags, sums = row.split([len(sent), sum(sizes)])
+            # Numbers travel with the first, which are float32.
+            rows, count = self._rows(sent, numbers), len(numbers)
+            row = self.workers.scatter_sum(rows)
+            flags, told, sums = row.split([len(sent), count, sum(sizes)])
+            totals, numbers = totals + [*told.unbind()], ()
             for i, is_there, own in zip(
                 indices, flags.tolist(), sums.split(sizes), strict=True
             ):
                 found[i] = shards[i].from_row(own) if is_there else None
-        return found
+        return found + totals
 
-    def _rows(self, sent: Sequence[tuple[Any, "_Shard"]]) -> torch.Tensor:
-        """Returns a row for each worker: which gradients there are, and its
-        parts of them."""
+    def _rows(
+        self,
+        sent: Sequence[tuple[Any, "_Shard"]],
+        numbers: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """Returns a row for each worker: which gradients there are, numbers,
+        and its parts of the gradients."""
         count, first = self._mesh.size(), tensor_of(sent[0][1].variable)
         flags = numbers_on(
             first.device, [float(g is not None) for g, _ in sent]
         )
         columns = [flags.to(first.dtype).expand(count, -1)]
+        if numbers:
+            own = torch.stack([x.detach().to(first.device) for x in numbers])
+            columns.append(own.expand(count, -1))
         for gradient, shard in sent:
             if gradient is None:
                 own = first.new_zeros(1).expand(count, shard.size)

@@ -97,10 +97,13 @@ def _update_together(
                 own = trainable_variables(optimizer)
             _check_count(optimizer, gradients[0], own)
             entries = list(zip(leaves, shares, strict=True))
-            reduced, entries = _summed(step, gradients, weights, own, entries)
+            sums = step.sum_gradients(
+                gradients, weights, own, exchange.terms_of(entries)
+            )
+            count = len(own)
             with runner.updating(optimizer):
-                apply(optimizer, reduced, variables)
-            run_together(riders, entries)
+                apply(optimizer, sums[:count], variables)
+            run_together(riders, [exchange.as_sums(leaves[0], sums[count:])])
         # Called in the meeting: when a replica goes on, those before it may
         # have written again.
         step.replica.committed()
@@ -140,39 +143,16 @@ def _check_count(
 
 def _riders(step: state.ReplicaState) -> list[Any]:
     """Takes the metric updates that wait and can travel with gradients."""
-    waiting, dtypes = list(step.updates), step.runner.carried_dtypes
+    waiting = list(step.updates)
 
-    def is_light(update: Any) -> bool:
+    def is_rider(update: Any) -> bool:
         return update.place is None and all(
-            exchange.is_light(leaf, dtypes) for leaf in update.leaves
+            map(exchange.adds_up, update.leaves)
         )
 
-    riders = list(itertools.takewhile(is_light, waiting))
+    riders = list(itertools.takewhile(is_rider, waiting))
     step.updates = waiting[len(riders) :]
     return riders
-
-
-def _summed(
-    step: state.ReplicaState,
-    gradients: Sequence[Sequence[Any]],
-    weights: Sequence[Any],
-    variables: Sequence[keras.Variable],
-    entries: list[exchange.Entry],
-) -> tuple[list[Any], list[exchange.Entry]]:
-    """Returns the sums of gradients, and what metrics get of each worker."""
-    if not entries[0][0]:
-        return step.sum_gradients(gradients, weights, variables), []
-    reduced: list[Any] = []
-
-    def send(numbers: list[Any]) -> list[list[Any]]:
-        sums, arrived = step.runner.sum_and_carry(
-            step.replica, gradients, weights, variables, numbers
-        )
-        reduced[:] = sums
-        return arrived
-
-    group, merge = step.replica.group, exchange.mean_or_count
-    return reduced, exchange.with_gradients(group, entries, merge, send)
 
 
 def _apart(

@@ -19,9 +19,6 @@ T = TypeVar("T")
 class ReplicaRunner(ABC):
     """A runner of replicas, which also sums their gradients."""
 
-    # Dtypes of scalars that `sum_and_carry` takes.
-    carried_dtypes: Sequence[str] = ("float16", "bfloat16", "float32")
-
     @abstractmethod
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         """Calls `fn(replica)` once for each replica, on its device.
@@ -45,6 +42,7 @@ class ReplicaRunner(ABC):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         """Sums gradients over all replicas, in as few collectives as possible.
 
@@ -56,42 +54,21 @@ class ReplicaRunner(ABC):
                 is none.
             weights: For each local replica, a float or float scalar tensor.
             variables: Sequence of the gradients' variables.
+            numbers: Sequence of float32 scalars, this worker's part of sums
+                that travel with the gradients, if `carries` them.
 
         Returns:
             List with a gradient for each variable, `None` where no replica has
-            one.
+            one, and then with the sums of the numbers.
         """
 
     def carries(self, variables: Sequence[keras.Variable]) -> bool:
-        """Returns whether `sum_and_carry` may be called for gradients.
+        """Returns whether numbers may travel with gradients.
 
         Args:
             variables: Sequence of the gradients' variables.
         """
         return False
-
-    def sum_and_carry(
-        self,
-        replica: Replica,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        variables: Sequence[keras.Variable],
-        numbers: Sequence[Any],
-    ) -> tuple[list[Any], list[list[Any]]]:
-        """Sums gradients, and tells numbers to all workers by the way.
-
-        Args:
-            replica: As for `sum_gradients`, as are the next three.
-            gradients: See there.
-            weights: See there.
-            variables: See there.
-            numbers: Sequence of integers below 2**44 and of scalar tensors
-                with `carried_dtypes`, of the same kinds on each worker.
-
-        Returns:
-            The sums, and a list with the numbers of each worker, as they are.
-        """
-        raise NotImplementedError
 
     def updating(
         self, optimizer: keras.optimizers.Optimizer

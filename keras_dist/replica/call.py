@@ -159,6 +159,7 @@ class ReplicaCall(ReplicaState):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         if self.strategy.cross_device_ops is None:
             return super().sum_gradients(gradients, weights, variables)

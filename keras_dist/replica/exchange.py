@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 from keras_dist.core import nests
+from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
@@ -216,37 +217,44 @@ def with_other_workers(
     return entries
 
 
-def is_light(leaf: Any, dtypes: Sequence[str]) -> bool:
-    """Returns whether a leaf is a number, as a tensor of one of some dtypes."""
-    value = leaf.rows if isinstance(leaf, RowCount) else leaf
-    if ops.is_tensor(value):
-        dtype = keras.backend.standardize_dtype(value.dtype)
-        return not len(value.shape) and dtype in dtypes
-    return value is None or (
-        isinstance(value, int) and not isinstance(value, bool)
-    )
+def adds_up(leaf: Any) -> bool:
+    """Returns whether a leaf is a number that replicas sum, with weights, and
+    that float32 has."""
+    is_count = isinstance(leaf, RowCount)
+    value = leaf.rows if is_count else leaf
+    if value is None or isinstance(value, float):
+        return True
+    if not ops.is_tensor(value):
+        return (
+            is_count and isinstance(value, int) and not isinstance(value, bool)
+        )
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    fits = dtype in ("float16", "bfloat16", "float32")
+    return not len(value.shape) and (fits or (is_count and "int" in dtype))
 
 
-def with_gradients(
-    group: ReplicaGroup,
-    own: list[Entry],
-    combine: Combine,
-    send: Callable[[list[Any]], list[list[Any]]],
-) -> list[Entry]:
-    """Returns an entry of each worker, of light leaves.
+def terms_of(own: Sequence[Entry]) -> list[Any]:
+    """Returns this worker's terms of sums over all replicas, float32, given
+    replicas' leaves that add up; those that are `None` have none."""
+    shares = [share for _, share in own]
+    return [
+        ops.cast(ops.convert_to_tensor(_term(list(values), shares)), "float32")
+        for values in zip(*[leaves for leaves, _ in own], strict=True)
+        if values[0] is not None
+    ]
 
-    `send` gets this worker's numbers, and returns those of all workers.
-    """
-    leaves = _leaves_of_worker(group, own, combine)
-    places = [i for i, leaf in enumerate(leaves) if leaf is not None]
-    entries: list[Entry] = []
-    everyone = send([leaves[i] for i in places])
-    for numbers, share in zip(everyone, group.shares, strict=True):
-        theirs = list(leaves)
-        for i, number in zip(places, numbers, strict=True):
-            theirs[i] = number
-        entries.append((_as_own(own[0][0], theirs), share))
-    return entries
+
+def _term(values: list[Any], shares: list[Share]) -> Any:
+    if isinstance(values[0], RowCount):
+        return sum_over_replicas([value.rows for value in values], shares)
+    return sum_over_rows(values, shares)
+
+
+def as_sums(like: Sequence[Any], sums: Sequence[Any]) -> Entry:
+    """Returns the leaves of one device, given the sums of `terms_of`."""
+    rest = iter(sums)
+    leaves = [None if leaf is None else next(rest) for leaf in like]
+    return _as_own([*like], leaves), WHOLE
 
 
 def _leaves_of_worker(

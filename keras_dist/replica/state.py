@@ -207,10 +207,12 @@ class ReplicaState(ABC):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
-        """Sums gradients over replicas, weighted by replica, in a meeting."""
+        """Sums gradients over replicas, weighted by replica, in a meeting, and
+        this worker's part of numbers over workers."""
         return self.runner.sum_gradients(
-            self.replica, gradients, weights, variables
+            self.replica, gradients, weights, variables, numbers
         )
 
     def total(self, what: str, value: Any) -> Any:

@@ -40,9 +40,10 @@ def passes(module, name, *args):
     """Runs a test of one process, on this cluster in place of its devices."""
     in_cluster()
     mirrored = keras_dist.MultiWorkerMirroredStrategy()
-    harness.strategy = lambda num_replicas: mirrored
-    harness.scope = _scope
-    getattr(importlib.import_module(module), name)(*args)
+    with mock.patch.multiple(
+        harness, strategy=lambda num_replicas: mirrored, scope=_scope
+    ):
+        getattr(importlib.import_module(module), name)(*args)
 
 
 def _scope(num_replicas, make=None):

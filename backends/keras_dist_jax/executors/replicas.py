@@ -74,6 +74,7 @@ class JaxReplicas(ReplicaRunner):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         totals = [
             self._sum([g for g in each if g is not None])

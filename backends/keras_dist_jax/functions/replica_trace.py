@@ -336,6 +336,7 @@ class TracedRunner(ReplicaRunner):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         return self.summed(gradients[0])
 
@@ -386,5 +387,6 @@ class TracedCall(ReplicaCall):
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         return self.runner.sum_gradients(self.replica, gradients, [], variables)

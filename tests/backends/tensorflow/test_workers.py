@@ -255,17 +255,6 @@ def test_collectives_of_a_step(launched):
         }
 
 
-def test_scalars_travel_exactly_with_gradients(launched):
-    n = launched.workers
-    expected = [
-        list(map(worker_cases.bits_of, worker_cases.scalars_of(worker)))
-        for worker in range(n)
-    ]
-    for sums, everyones in launched["scalars"]:
-        assert sums == [[1.5 * n, 2.5 * n], None, 3.5 * n]
-        assert everyones == expected
-
-
 def test_gradients_travel_in_packs_and_in_fewer_bits(launched):
     n = launched.workers
     exact = n * (1 + 2.0**-12)

@@ -22,7 +22,6 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
 from keras_dist.plugin.backend import get_backend
 from keras_dist.strategies.strategy import Strategy
-from keras_dist_tensorflow.gradients import sum_and_gather
 from keras_dist_tensorflow.gradients import sum_over_workers
 
 
@@ -422,37 +421,6 @@ def _counts_by_rows(strategy, metrics):
     return count(x, y), count(*unknown)
 
 
-def scalars_of(worker):
-    """A worker's scalars, of which a sum of floats would change some."""
-    return [
-        np.float32(0.1 + worker),
-        np.float32(-0.0),
-        np.float32(1e-40),
-        np.float32(np.nan),
-        np.float16(0.1),
-        np.float64(0.1 + worker),
-        np.int32(-1 - worker),
-        np.int64(2**40 + worker),
-        np.bool_(worker == 1),
-    ]
-
-
-def scalars(strategy):
-    """Sums of gradients, and the bits of each worker's scalars."""
-    workers = strategy.executor.workers
-    gradients = [tf.constant([1.5, 2.5]), None, tf.constant(3.5)]
-    own = list(map(tf.constant, scalars_of(workers.cluster.index)))
-    sums, everyones = sum_and_gather(gradients, workers, own)
-    return (
-        [None if each is None else array(each).tolist() for each in sums],
-        [[bits_of(array(each)) for each in found] for found in everyones],
-    )
-
-
-def bits_of(array):
-    return array.dtype.name, array.tobytes()
-
-
 def packs(strategy):
     """Collectives of a sum, by `bytes_per_pack` and `dtype`."""
     workers = strategy.executor.workers
@@ -500,7 +468,6 @@ CASES = (
     fit,
     embeddings,
     collectives_of_a_step,
-    scalars,
     packs,
 )
 

@@ -15,7 +15,6 @@ import keras_dist
 from keras_dist.core.plan import Cluster
 from keras_dist.plugin.membership import alone_on_purpose
 from keras_dist_torch import workers
-from keras_dist_torch.buckets import Numbers
 from workers import count_jobs
 
 STEPS = 4
@@ -72,23 +71,6 @@ def test_logs_are_those_of_one_device(counted, kind):
         for own, expected in zip(found["logs"], found["expected"], strict=True):
             assert own == pytest.approx(expected, rel=1e-5, nan_ok=True)
     assert repr(counted[0][kind]["logs"]) == repr(counted[1][kind]["logs"])
-
-
-def _two_workers_sum(*numbers):
-    made = [
-        Numbers(own, Cluster(index, "a:1", ("a:1", "b:1")), torch.device("cpu"))
-        for index, own in enumerate(numbers)
-    ]
-    (first,), (second,) = (each.sent() for each in made)
-    return [each.arrived(first + second) for each in made]
-
-
-def test_numbers_of_workers_arrive_as_they_are():
-    first = [torch.tensor(0.1), 3, torch.tensor(float("nan")), 2**40 + 1]
-    second = [torch.tensor(7.0), -5, torch.tensor(float("inf")), 2**24 + 1]
-    first[0], second[0] = first[0].bfloat16(), second[0].bfloat16()
-    for arrived in _two_workers_sum(first, second):
-        assert repr(arrived) == repr([first, second])
 
 
 def test_two_backward_passes_for_one_update(counted):
