@@ -25,6 +25,7 @@ from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch.draws import ReplicaDraws
+from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.gradients import plain_backward
 from keras_dist_torch.gradients import refuse_hooks
@@ -33,7 +34,6 @@ from keras_dist_torch.parts import GathersVariables
 from keras_dist_torch.parts import stored
 from keras_dist_torch.parts import tensor_in_use
 from keras_dist_torch.weighing import WeighsLosses
-from keras_dist_torch.workers import TorchWorkers
 
 T = TypeVar("T")
 
@@ -71,9 +71,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         value: torch.Tensor,
         total: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        result: torch.Tensor = _Sum.apply(
-            value, self.group.workers, what, total
-        )
+        result: torch.Tensor = AllSum.apply(value, self, what, total)
         return result
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
@@ -266,28 +264,3 @@ _DESCRIBING = {
 def in_parts(gradient: Any) -> Any:
     """Returns the `DTensor` of a sealed gradient, and others as they are."""
     return getattr(gradient, "parts", gradient)
-
-
-class _Sum(torch.autograd.Function):
-    """All-reduce over workers, in the backward pass as well."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: torch.Tensor,
-        workers: TorchWorkers,
-        what: str,
-        total: torch.Tensor | None,
-    ) -> torch.Tensor:
-        ctx.workers, ctx.what = workers, what
-        if total is not None:
-            return total.clone()
-        return workers.sum([value], what=what)[0]
-
-    @staticmethod
-    def backward(
-        ctx: Any, gradient: torch.Tensor
-    ) -> tuple[Any, None, None, None]:
-        # Each worker's loss has its weight already.
-        what = f"the gradient of {ctx.what}"
-        return ctx.workers.sum([gradient], what=what)[0], None, None, None

@@ -15,7 +15,7 @@ import keras
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from keras_dist.core.reduction import check_shapes
+from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_saveables import all_variables
@@ -24,6 +24,7 @@ from keras_dist.replica.gradients import with_weighed_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
+from keras_dist_torch.weighing import WeighsLosses
 from keras_dist_torch.weighing import check_not_in_function
 from keras_dist_torch.weighing import refuse_derivatives
 from keras_dist_torch.weighing import weighing_replica
@@ -48,33 +49,21 @@ class AllSum(torch.autograd.Function):
         ctx.what = what
         if total is not None:
             return total.clone()
-        return _sum(replica, what, value)
+        # Its own, which the caller may change in place.
+        return replica.all_reduce(what, value).clone()
 
     @staticmethod
     def backward(
         ctx: Any, gradient: torch.Tensor
     ) -> tuple[Any, None, None, None]:
-        share = ctx.replica.share
+        # Losses of a replica that weighs them have its weight already.
+        has_weight = isinstance(ctx.replica, WeighsLosses)
+        share = WHOLE if has_weight else ctx.replica.share
         weighted = gradient * share.weight
         what = f"the gradient of {ctx.what}"
-        # Not `_sum`: second derivatives pass here too.
+        # Not `all_reduce`: second derivatives pass here too.
         total = AllSum.apply(weighted, ctx.replica, what, None)
         return total * share.inverse, None, None, None
-
-
-def _sum(replica: Replica, what: str, value: torch.Tensor) -> torch.Tensor:
-    def add(values: list[torch.Tensor]) -> torch.Tensor:
-        check_shapes(values)
-        total = values[0].clone()
-        for other in values[1:]:
-            total += other.to(total.device)
-        workers = replica.group.workers
-        if workers is None:
-            return total
-        return workers.sum([total], what=what)[0]
-
-    # A clone for each replica, which may change it in place.
-    return replica.meet(what, add, value).clone()
 
 
 def weighted_sum(

@@ -103,6 +103,9 @@ class TorchReplica(Replica):
         result: T = _meet(run, self._position, what, hold, value)
         return result if run.is_one_device else move(result, self._device)
 
+    def at_home(self, value: Any) -> Any:
+        return value.to(self._run.home)
+
     def all_sum(
         self,
         what: str,

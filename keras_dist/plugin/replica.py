@@ -158,8 +158,7 @@ class Replica(ABC):
             Tensor of that shape, equal on each replica.
         """
         if total is None:
-            add = functools.partial(self._add, what)
-            total = self.meet(what, add, ops.stop_gradient(value))
+            total = self.all_reduce(what, ops.stop_gradient(value))
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.
@@ -168,7 +167,7 @@ class Replica(ABC):
                 # PyTorch passes it by name, after the inputs.
                 gradient = args[-1] if upstream is None else upstream
                 weighted = scaled(self.share.keep(gradient), self.share.weight)
-                # `all_sum` and not `_add`: second derivatives pass here too.
+                # Not `all_reduce`: second derivatives pass here too.
                 summed = self.all_sum(f"the gradient of {what}", weighted)
                 return scaled(summed, self.share.inverse), None
 
@@ -177,11 +176,28 @@ class Replica(ABC):
 
         return ops.custom_gradient(tied)(value, total)
 
-    def _add(self, what: str, values: list[Any]) -> Any:
-        check_shapes(values)
-        own = functools.reduce(operator.add, values)
-        workers = self.group.workers
-        return own if workers is None else workers.sum([own], what=what)[0]
+    def all_reduce(self, what: str, value: Any) -> Any:
+        """Sums a tensor over all replicas, without gradients.
+
+        Args:
+            what: String that names the meeting in errors.
+            value: Tensor of the same shape on each replica.
+
+        Returns:
+            The sum, which replicas may share.
+        """
+
+        def add(values: list[Any]) -> Any:
+            check_shapes(values)
+            own = functools.reduce(operator.add, map(self.at_home, values))
+            workers = self.group.workers
+            return own if workers is None else workers.sum([own], what=what)[0]
+
+        return self.meet(what, add, value)
+
+    def at_home(self, value: Any) -> Any:
+        """Returns a replica's tensor on the device where replicas meet."""
+        return value
 
     @abstractmethod
     def read(self, variable: keras.Variable) -> Any:

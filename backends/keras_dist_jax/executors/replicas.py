@@ -10,7 +10,6 @@ from typing import TypeVar
 import jax
 import keras
 
-from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
@@ -148,21 +147,12 @@ class JaxReplica(Replica):
             if total is not None:
                 return total
             value = jax.device_put(value, replica._device)
-            add = functools.partial(replica._sum, what)
-            return replica.meet(what, add, value)
+            return replica.all_reduce(what, value)
 
         return summed_by(lambda: self, what, meet)(value)
 
-    def _sum(self, what: str, values: list[Any]) -> Any:
-        """Adds the values of all replicas."""
-        check_shapes(values)
-        first, *others = values
-        for other in others:
-            first = first + jax.device_put(other, self._devices[0])
-        workers = self.group.workers
-        if workers is None:
-            return first
-        return workers.sum([first], what=what)[0]
+    def at_home(self, value: Any) -> Any:
+        return jax.device_put(value, self._devices[0])
 
     def read(self, variable: keras.Variable) -> Any:
         if internals.array_of(variable) is None:
