@@ -96,10 +96,13 @@ class SlotsExecutor(PartsExecutor):
             _check_sends_nothing(optimizer, trained)
         shards = self._shards(trained)
         views = [(s.variable, s.view()) for s in shards if s.is_cut]
-        with self._updating_parts(optimizer, views):
-            yield
-        with torch.no_grad():
-            self._give_back([shard for shard in shards if shard.is_cut])
+        try:
+            with self._updating_parts(optimizer, views):
+                yield
+        finally:
+            # After an error, too: each worker may have changed its parts.
+            with torch.no_grad():
+                self._give_back([shard for shard in shards if shard.is_cut])
 
     def apply(
         self,
@@ -109,17 +112,14 @@ class SlotsExecutor(PartsExecutor):
         variables: Any,
     ) -> None:
         """Applies gradients that are whole, and the same on all workers."""
-        if not optimizer.built:
+        if variables and not optimizer.built:
             optimizer.build(variables)
-        trained = variables or trainable_variables(optimizer)
-        own = [
-            gradient if gradient is None else shard.cut(gradient)
-            for gradient, shard in zip(
-                gradients, self._shards(trained), strict=True
-            )
-        ]
+        shards = self._shards(variables or trainable_variables(optimizer))
+        # Keras refuses other numbers of gradients.
+        pairs = zip(gradients, shards, strict=False)
+        own = [g if g is None else shard.cut(g) for g, shard in pairs]
         with self.updating(optimizer):
-            original(optimizer, own, variables)
+            original(optimizer, own + gradients[len(own) :], variables)
 
     def _shards(self, variables: Sequence[keras.Variable]) -> list["_Shard"]:
         found = []

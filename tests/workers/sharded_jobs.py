@@ -243,6 +243,38 @@ def refused_on_one_gpu():
     return found
 
 
+class Raises(keras.constraints.Constraint):
+    """Fails in the middle of an update, if it is told to."""
+
+    fails = False
+
+    def __call__(self, w):
+        if self.fails:
+            raise ArithmeticError("in the middle")
+        return w
+
+
+def weights_after_a_failed_update():
+    """The weights after an update that failed, and after the next one."""
+    strategy = in_cluster()
+    constraint = Raises()
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Dense(5, kernel_constraint=constraint)]
+        )
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    x, y = np.ones((6, 4), "float32"), np.ones((6, 5), "float32")
+    model.train_on_batch(x, y)
+    constraint.fails, found = True, []
+    with contextlib.suppress(ArithmeticError):
+        model.train_on_batch(x, y)
+        raise AssertionError("it has not failed")
+    found.append(model.get_weights())
+    constraint.fails = False
+    model.train_on_batch(x, y)
+    return [*found, model.get_weights()]
+
+
 def bytes_of_slots():
     """PyTorch: what a model with Adam adds to the bytes of all tensors, with
     its slots in parts, and whole."""

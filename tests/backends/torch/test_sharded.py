@@ -87,3 +87,10 @@ def test_what_workers_that_share_a_gpu_can_not_update():
         assert adam == ""
         assert "share a GPU" in lamb and "Lamb" in lamb
         assert "a constraint of" in constrained
+
+
+def test_workers_are_alike_after_an_update_that_failed():
+    first, second = launched(sharded_jobs.weights_after_a_failed_update)
+    for own, theirs in zip(first, second, strict=True):
+        for a, b in zip(own, theirs, strict=True):
+            assert (a == b).all()
