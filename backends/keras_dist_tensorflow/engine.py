@@ -247,7 +247,10 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     ) -> list[Any]:
         sums = self._weighted_sums(gradients, weights, variables)
         with on_device(self.plan.primary):
-            return sum_over_workers([*sums, *numbers], self.workers)
+            told = [
+                tf.cast(tf.convert_to_tensor(x), tf.float32) for x in numbers
+            ]
+            return sum_over_workers([*sums, *told], self.workers)
 
     def carries(self, variables: Sequence[keras.Variable]) -> bool:
         return self.workers is not None and self.workers.options.dtype is None

@@ -22,6 +22,7 @@ from keras_dist_torch.sums import Part
 from keras_dist_torch.sums import Start
 from keras_dist_torch.sums import Sum
 from keras_dist_torch.transfers import numbers_on
+from keras_dist_torch.transfers import scalars_on
 from keras_dist_torch.workers import TorchWorkers
 
 # Bytes of a bucket, unless options set them.
@@ -92,7 +93,7 @@ class Bucket:
         device: torch.device,
         workers: TorchWorkers,
         flag: bool = False,
-        numbers: Sequence[torch.Tensor] = (),
+        numbers: Sequence[Any] = (),
     ) -> None:
         self._workers = workers
         self._likes = [order.likes[position] for position in positions]
@@ -106,9 +107,8 @@ class Bucket:
         ]
         size = sum(part.numel() for part in parts)
         parts.append(numbers_on(device, flags).to(dtype))
-        if numbers:
-            parts.append(torch.stack([x.detach().to(device) for x in numbers]))
-        flat = torch.cat([*parts, torch.zeros(1, dtype=dtype, device=device)])
+        end = torch.zeros(1, dtype=dtype, device=device)
+        flat = torch.cat([*parts, *scalars_on(device, numbers), end])
         if not weight:  # drops a gradient even if it is NaN
             flat[:size].zero_()
         elif weight != 1:
@@ -217,7 +217,7 @@ class Overlap:
         here: Sequence[Sequence[Any]],
         weights: Sequence[float],
         variables: Sequence[keras.Variable],
-        numbers: Sequence[torch.Tensor] = (),
+        numbers: Sequence[Any] = (),
     ) -> list[Any]:
         """Sums each replica's gradients, which `here` has on one device, and
         then numbers of this worker, which travel with the last ones."""

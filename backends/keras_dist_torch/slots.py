@@ -36,6 +36,7 @@ from keras_dist_torch.parts import is_large
 from keras_dist_torch.parts import parts_scope
 from keras_dist_torch.parts_hooks import table_of_updates
 from keras_dist_torch.transfers import numbers_on
+from keras_dist_torch.transfers import scalars_on
 
 # Attribute of a whole variable: its `_Shard`.
 _SHARD = "_keras_dist_shard"
@@ -135,7 +136,7 @@ class SlotsExecutor(PartsExecutor):
         self,
         gradients: Sequence[torch.Tensor | None],
         shards: list["_Shard"],
-        numbers: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
     ) -> list[Any]:
         """Sums gradients over workers: of each, this worker's part, or all of a
         small one; `None` where no worker has one. Then numbers."""
@@ -158,7 +159,7 @@ class SlotsExecutor(PartsExecutor):
     def _rows(
         self,
         sent: Sequence[tuple[Any, "_Shard"]],
-        numbers: Sequence[torch.Tensor],
+        numbers: Sequence[Any],
     ) -> torch.Tensor:
         """Returns a row for each worker: which gradients there are, numbers,
         and its parts of the gradients."""
@@ -167,9 +168,8 @@ class SlotsExecutor(PartsExecutor):
             first.device, [float(g is not None) for g, _ in sent]
         )
         columns = [flags.to(first.dtype).expand(count, -1)]
-        if numbers:
-            own = torch.stack([x.detach().to(first.device) for x in numbers])
-            columns.append(own.expand(count, -1))
+        for told in scalars_on(first.device, numbers):
+            columns.append(told.expand(count, -1))
         for gradient, shard in sent:
             if gradient is None:
                 own = first.new_zeros(1).expand(count, shard.size)

@@ -135,6 +135,27 @@ def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
     return here.to(device, non_blocking=True)
 
 
+def scalars_on(
+    device: torch.device, numbers: Sequence[Any]
+) -> list[torch.Tensor]:
+    """Returns a list with a flat float32 tensor of numbers and scalar tensors,
+    or an empty list of none."""
+    if not numbers:
+        return []
+    plain = [float(x) for x in numbers if not isinstance(x, torch.Tensor)]
+    rest = iter(numbers_on(device, plain).unbind() if plain else ())
+    return [
+        torch.stack(
+            [
+                each.detach().to(device, torch.float32)
+                if isinstance(each, torch.Tensor)
+                else next(rest)
+                for each in numbers
+            ]
+        )
+    ]
+
+
 class Transfers:
     """Copies of one round between `home` and the devices in `away`, if any."""
 

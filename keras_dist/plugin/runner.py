@@ -54,12 +54,13 @@ class ReplicaRunner(ABC):
                 is none.
             weights: For each local replica, a float or float scalar tensor.
             variables: Sequence of the gradients' variables.
-            numbers: Sequence of float32 scalars, this worker's part of sums
-                that travel with the gradients, if `carries` them.
+            numbers: Sequence of integers and scalar tensors that float32 has,
+                this worker's part of sums that travel with the gradients, if
+                `carries` them.
 
         Returns:
             List with a gradient for each variable, `None` where no replica has
-            one, and then with the sums of the numbers.
+            one, and then with the float32 sums of the numbers.
         """
 
     def carries(self, variables: Sequence[keras.Variable]) -> bool:

@@ -234,11 +234,11 @@ def adds_up(leaf: Any) -> bool:
 
 
 def terms_of(own: Sequence[Entry]) -> list[Any]:
-    """Returns this worker's terms of sums over all replicas, float32, given
-    replicas' leaves that add up; those that are `None` have none."""
+    """Returns this worker's terms of sums over all replicas, given replicas'
+    leaves that add up; those that are `None` have none."""
     shares = [share for _, share in own]
     return [
-        ops.cast(ops.convert_to_tensor(_term(list(values), shares)), "float32")
+        _term(list(values), shares)
         for values in zip(*[leaves for leaves, _ in own], strict=True)
         if values[0] is not None
     ]
