@@ -282,10 +282,10 @@ def test_a_loss_that_overrides_call_is_named():
 
 @IN_REPLICAS
 def test_gradients_in_wrong_shares_are_found(monkeypatch):
-    def unweighted(self, gradients, shares, variables):
+    def unweighted(self, gradients, shares, variables, numbers=()):
         ones = [1.0] * len(shares)
         return self.runner.sum_gradients(
-            self.replica, gradients, ones, variables
+            self.replica, gradients, ones, variables, numbers
         )
 
     monkeypatch.setattr(ReplicaState, "sum_gradients", unweighted)

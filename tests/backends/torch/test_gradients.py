@@ -35,9 +35,12 @@ def test_gradients_of_the_one_replica_are_weighted_in_their_bucket(
     values = [2.0, 4.0] if weight else [torch.nan, torch.inf]
     variable = keras.Variable([0.0, 0.0])
     given = torch.tensor(values)
-    sums, _ = Overlap(alone, torch.device("cpu")).sum(
-        [[given]], [[given]], [weight], [variable]
+    numbers = [torch.tensor(3.0), 5]
+    sums, *told = Overlap(alone, torch.device("cpu")).sum(
+        [[given]], [[given]], [weight], [variable], numbers
     )
-    assert sums[0].tolist() == (expected or values)
+    assert sums.tolist() == (expected or values)
+    # Numbers have their weights already.
+    assert [each.item() for each in told] == [3.0, 5.0]
     # A step may use the gradient for something else.
     assert str(given.tolist()) == str(values)
