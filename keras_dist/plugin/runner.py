@@ -55,8 +55,8 @@ class ReplicaRunner(ABC):
             weights: For each local replica, a float or float scalar tensor.
             variables: Sequence of the gradients' variables.
             numbers: Sequence of integers and scalar tensors that float32 has,
-                this worker's part of sums that travel with the gradients, if
-                `carries` them.
+                this worker's part of sums that travel with the gradients. It
+                is given only if `carries` returns true.
 
         Returns:
             List with a gradient for each variable, `None` where no replica has

@@ -211,8 +211,10 @@ class ReplicaState(ABC):
     ) -> list[Any]:
         """Sums gradients over replicas, weighted by replica, in a meeting, and
         this worker's part of numbers over workers."""
+        # A runner that carries none need not know of numbers.
+        told = (numbers,) if numbers else ()
         return self.runner.sum_gradients(
-            self.replica, gradients, weights, variables, numbers
+            self.replica, gradients, weights, variables, *told
         )
 
     def total(self, what: str, value: Any) -> Any:
