@@ -245,9 +245,8 @@ def terms_of(own: Sequence[Entry]) -> list[Any]:
 
 
 def _term(values: list[Any], shares: list[Share]) -> Any:
-    if isinstance(values[0], RowCount):
-        return sum_over_replicas([value.rows for value in values], shares)
-    return sum_over_rows(values, shares)
+    is_count = isinstance(values[0], RowCount)
+    return (mean_or_count if is_count else sum_over_rows)(values, shares)
 
 
 def as_sums(like: Sequence[Any], sums: Sequence[Any]) -> Entry:
