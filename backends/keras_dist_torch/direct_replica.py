@@ -4,6 +4,7 @@ A loss counts by the worker's share of the rows when it is differentiated, so
 that FSDP's sums are the gradients of the global batch.
 """
 
+import contextlib
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,7 @@ from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 from keras_dist.replica.state import outside_replicas
 from keras_dist_torch.draws import ReplicaDraws
+from keras_dist_torch.exact import Exactly
 from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.gradients import plain_backward
@@ -54,6 +56,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         # gradients have the share's weight, or by `differentiate`.
         self.has_gradients = self._has_derived = False
         self._trained: Sequence[keras.Variable] = ()
+        self._modes = contextlib.ExitStack()
         # By id: variables that were read.
         self._seen: dict[int, keras.Variable] = {}
 
@@ -110,6 +113,10 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         original([each * self.share.weight for each in given])
         self._add_gradients()
         self.has_gradients = True
+        step = current_step()
+        if step is not None and not step.ends_with_metrics:
+            # Code of a user's own may look at them.
+            self._modes.enter_context(Exactly())
 
     def _end_forward(self) -> None:
         """Compares draws for the last time before gradients are sent."""
@@ -187,6 +194,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
 
     def close(self) -> None:
         """Forgets what the step has read."""
+        self._modes.close()
         self._leaves.clear()
         self._seen.clear()
 

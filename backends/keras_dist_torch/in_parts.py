@@ -7,15 +7,18 @@ from typing import Any
 
 import keras
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.experimental import implicit_replication
 
 from keras_dist.core.plan import Plan
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.keras_internals import is_of_keras
+from keras_dist.internals.keras_optimizers import inner_of
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.plugin.home import Home
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.replica.adoption import adopt_slot
 from keras_dist.replica.variables import ShardedVariable
+from keras_dist_torch.dtensor_internals import dispatcher
+from keras_dist_torch.exact import Exactly
 from keras_dist_torch.mesh import mesh_of
 from keras_dist_torch.parts import DTensorHome
 from keras_dist_torch.parts import InParts
@@ -29,6 +32,11 @@ from keras_dist_torch.workers import TorchWorkers
 # Attribute of an optimizer: how many variables it had when those that are slots
 # were in parts.
 _DIVIDED = "_keras_dist_divided"
+# Words in errors of what `DTensor` can't compute.
+_SIGNS = (
+    *("DTensor", "Default process group", "sharded tensor"),
+    *("tensor subclasses", "harding propagation"),
+)
 Views = Sequence[tuple[keras.Variable, DTensor]]
 
 
@@ -67,15 +75,23 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> Iterator[None]:
         """Has an optimizer update parts inside; views stand for variables."""
         self._divide(optimizer)
+        own_code = (
+            contextlib.nullcontext() if _is_of_keras(optimizer) else Exactly()
+        )
         try:
-            # What is no `DTensor` is the same on all workers.
-            with InParts(self.workers, views), implicit_replication():
+            with InParts(self.workers, views), _copies_allowed(), own_code:
                 yield
-        except (NotImplementedError, ValueError) as error:
-            is_of_mesh = "Default process group" in str(error)
-            if isinstance(error, ValueError) and not is_of_mesh:
-                raise
-            raise _not_in_parts(optimizer, error) from error
+        except (
+            NotImplementedError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
+            text = str(error)
+            is_sign = any(sign in text for sign in _SIGNS)
+            if is_sign or isinstance(error, NotImplementedError):
+                raise _not_in_parts(optimizer, error) from error
+            raise
 
     def _divide(self, optimizer: Any) -> None:
         """Divides slots that were made before the strategy had them."""
@@ -124,13 +140,35 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
         ]
 
 
+def _is_of_keras(optimizer: Any) -> bool:
+    """Returns whether an update runs no code of a user's own."""
+    classes = {type(optimizer), type(inner_of(optimizer))}
+    for variable in trainable_variables(optimizer):
+        constraint = variable.constraint
+        if constraint is not None:
+            classes.add(type(constraint))
+    return all(map(is_of_keras, classes))
+
+
+@contextlib.contextmanager
+def _copies_allowed() -> Iterator[None]:
+    """Lets operations mix `DTensor`s and tensors, which are the same on all
+    workers then."""
+    before = dispatcher._allow_implicit_replication
+    dispatcher._allow_implicit_replication = True
+    try:
+        yield
+    finally:
+        dispatcher._allow_implicit_replication = before
+
+
 def _not_in_parts(
     optimizer: keras.optimizers.Optimizer, error: Exception
 ) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"Optimizer '{optimizer.name}' of class {type(optimizer).__name__} "
         "can't update variables in parts, or a constraint of a variable "
-        f"can't be computed on them. PyTorch says: {error}. Expected: "
-        "operations that DTensor has on this mesh, or 'mirrored' in place of "
-        "'sharded'."
+        f"can't be computed on them. Received: {error} (from PyTorch). "
+        "Expected: operations that DTensor has for parts along one axis, or "
+        "'mirrored' in place of 'sharded'."
     )

@@ -22,18 +22,16 @@ from keras_dist.internals.hooks import Hooks
 from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.hooks import seen_warnings
 from keras_dist.internals.keras_optimizers import WITH_APPLY
-from keras_dist.internals.private_names import private
 from keras_dist.plugin import front_end
 from keras_dist.replica.state import current_replica
 from keras_dist_torch.chunks import is_elementwise
+from keras_dist_torch.dtensor_internals import dispatch
 from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.parts import InParts
 from keras_dist_torch.parts import are_in_parts
 from keras_dist_torch.parts import local_part
 from keras_dist_torch.parts import parts_scope
 from keras_dist_torch.units import is_live
-
-dispatch = private("torch.distributed.tensor._dispatch")
 
 
 @as_hook
@@ -85,7 +83,7 @@ def _hook_clip(original: Any, self: Any, grads: Sequence[Any]) -> Any:
     limit = self.clipnorm or self.global_clipnorm
     if scope is None or not (limit and limit > 0):
         return original(self, grads)
-    own = [local_part(each).float().square().sum() for each in grads]
+    own = [_widened(local_part(each)).square().sum() for each in grads]
     squares = _totals(scope, grads, own)
     if self.clipnorm:
         norms = squares.sqrt().clamp(min=limit)
@@ -110,6 +108,10 @@ def _hook_finite(original: Any, self: Any, grads: Sequence[Any]) -> Any:
         return original(self, grads)
     wrong = [(~local_part(each).isfinite()).sum().float() for each in given]
     return _totals(scope, given, wrong).sum() == 0
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def _totals(

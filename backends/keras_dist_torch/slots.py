@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_dist.core.packing import packs
 from keras_dist.errors import ClusterError
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import Hooks
 from keras_dist.internals.hooks import as_hook
+from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.internals.keras_optimizers import WITH_APPLY
 from keras_dist.internals.keras_optimizers import inner_of
 from keras_dist.internals.keras_optimizers import trainable_variables
@@ -115,12 +118,36 @@ class SlotsExecutor(PartsExecutor):
         """Applies gradients that are whole, and the same on all workers."""
         if variables and not optimizer.built:
             optimizer.build(variables)
-        shards = self._shards(variables or trainable_variables(optimizer))
+        trained = variables or trainable_variables(optimizer)
         # Keras refuses other numbers of gradients.
-        pairs = zip(gradients, shards, strict=False)
+        pairs = [*zip(gradients, self._shards(trained), strict=False)]
+        for gradient, shard in pairs:
+            _check_gradient(optimizer, gradient, shard.variable)
+        self._check_alike(optimizer, [g for g, _ in pairs if g is not None])
         own = [g if g is None else shard.cut(g) for g, shard in pairs]
         with self.updating(optimizer):
             original(optimizer, own + gradients[len(own) :], variables)
+
+    def _check_alike(
+        self, optimizer: Any, gradients: Sequence[torch.Tensor]
+    ) -> None:
+        """Refuses gradients that differ between workers, of which each would
+        use its own part."""
+        sums = [gradient.detach().double().sum() for gradient in gradients]
+        if not sums:
+            return
+        what = f"gradients for optimizer '{optimizer.name}'"
+        everyone = self.workers.gather([torch.stack(sums)], what=what)
+        found = [own.numpy(force=True) for (own,) in everyone]
+        if all(np.array_equal(found[0], x, equal_nan=True) for x in found):
+            return
+        raise ReplicaDivergenceError(
+            f"Workers gave optimizer '{optimizer.name}' different gradients, "
+            "outside of `fit` and `strategy.run`, which would sum them. "
+            f"Received: gradients with the sums {[x.tolist() for x in found]}. "
+            "Expected: the same gradients on each worker, or an update in a "
+            "function that `strategy.run` calls."
+        )
 
     def _shards(self, variables: Sequence[keras.Variable]) -> list["_Shard"]:
         found = []
@@ -189,12 +216,31 @@ class SlotsExecutor(PartsExecutor):
                 shard.write(each)
 
 
+def _check_gradient(
+    optimizer: Any, gradient: Any, variable: keras.Variable
+) -> None:
+    shape = tuple(variable.shape)
+    is_tensor = isinstance(gradient, torch.Tensor)
+    if gradient is None or (is_tensor and gradient.shape == shape):
+        return
+    received = f"shape {tuple(gradient.shape)}" if is_tensor else repr(gradient)
+    raise ValueError(
+        f"Optimizer '{optimizer.name}' was given something else than a "
+        f"gradient of variable '{variable.path}'. Received: {received}. "
+        f"Expected: a tensor of shape {shape}."
+    )
+
+
 def _check_sends_nothing(
     optimizer: Any, variables: Sequence[keras.Variable]
 ) -> None:
     """Refuses an update for which PyTorch would send tensors itself."""
     inner = inner_of(optimizer)
-    is_local = isinstance(inner, ParallelOptimizer) and is_elementwise(inner)
+    is_local = (
+        isinstance(inner, ParallelOptimizer)
+        and is_elementwise(inner)
+        and is_of_keras(type(inner))
+    )
     wrong = [v.path for v in variables if v.constraint is not None]
     if is_local and not wrong:
         return

@@ -17,6 +17,7 @@ from sharded.helpers import adam
 from sharded.helpers import fit
 from sharded.helpers import network
 from sharded.helpers import state_of
+from workers.jobs import attempted
 
 
 def in_cluster(what="optimizer_state"):
@@ -273,6 +274,26 @@ def weights_after_a_failed_update():
     constraint.fails = False
     model.train_on_batch(x, y)
     return [*found, model.get_weights()]
+
+
+def refused_outside_of_steps():
+    """PyTorch: errors of updates with gradients that can't be right."""
+    strategy = in_cluster()
+    index = strategy.plan.cluster.index
+    with strategy.scope():
+        variable = keras.Variable(np.zeros((6, 8), "float32"), name="v")
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build([variable])
+    found = [
+        attempted(optimizer.apply, [gradient], [variable])
+        for gradient in (
+            keras.ops.ones((12, 8)),
+            np.ones((6, 8)),
+            keras.ops.full((6, 8), 1.0 + index),
+        )
+    ]
+    optimizer.apply([keras.ops.ones((6, 8))], [variable])
+    return [*found, np.unique(variable.numpy()).tolist()]
 
 
 def bytes_of_slots():

@@ -45,7 +45,31 @@ OPTIMIZERS = {
     "adafactor": lambda: keras.optimizers.Adafactor(0.01),
     "muon": lambda: keras.optimizers.Muon(0.01),
     "schedule_free": lambda: keras.optimizers.ScheduleFreeAdamW(0.01),
+    "clips": lambda: Clips(0.05, momentum=0.9),
+    "adds_up": lambda: AddsUp(0.05),
 }
+
+
+class Clips(keras.optimizers.SGD):
+    """Clips by a number of Python, and keeps it."""
+
+    norm = 0.0
+
+    def apply(self, grads, trainable_variables=None):
+        squares = [float(ops.sum(ops.square(g))) for g in grads]
+        self.norm = sum(squares) ** 0.5
+        scale = min(1.0, 0.2 / self.norm)
+        super().apply([g * scale for g in grads], trainable_variables)
+
+
+class AddsUp(keras.optimizers.Optimizer):
+    """Uses sums along an axis, a mean of Python and an array of NumPy."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        total = ops.cumsum(gradient, axis=-1) + ops.mean(gradient).item()
+        largest = np.abs(ops.convert_to_numpy(variable)).max()
+        step = ops.cast(learning_rate, variable.dtype) * total
+        self.assign_sub(variable, step / (1.0 + largest))
 
 
 class Positions(layers.Layer):

@@ -94,3 +94,13 @@ def test_workers_are_alike_after_an_update_that_failed():
     for own, theirs in zip(first, second, strict=True):
         for a, b in zip(own, theirs, strict=True):
             assert (a == b).all()
+
+
+def test_gradients_that_can_not_be_right_are_refused():
+    for found in launched(sharded_jobs.refused_outside_of_steps):
+        wide, numpy, others, value = found
+        assert wide.startswith("ValueError") and "shape (12, 8)" in wide
+        assert numpy.startswith("ValueError") and "array" in numpy
+        assert others.startswith("ReplicaDivergenceError")
+        assert "different gradients" in others and "[[48.0], [96.0]]" in others
+        assert value == pytest.approx([-0.1])

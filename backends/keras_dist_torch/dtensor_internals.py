@@ -1,0 +1,16 @@
+"""The door to private names of PyTorch's `DTensor`.
+
+It is apart from `torch_internals`, because importing it takes long.
+
+| name | why |
+|---|---|
+| `torch.distributed.tensor._dispatch` | a warning of numbers is not given |
+| `DTensor._op_dispatcher` | `implicit_replication`, which leaves it as it was |
+
+If one of them moves, `private` raises an error with its name.
+"""
+
+from keras_dist.internals.private_names import private
+
+dispatch = private("torch.distributed.tensor._dispatch")
+dispatcher = private("torch.distributed.tensor.DTensor._op_dispatcher")
