@@ -5,7 +5,7 @@ It is apart from `torch_internals`, because importing it takes long.
 | name | why |
 |---|---|
 | `torch.distributed.tensor._dispatch` | a warning of numbers is not given |
-| `DTensor._op_dispatcher` | `implicit_replication`, which leaves it as it was |
+| `DTensor._op_dispatcher` | whether `implicit_replication` is in use already |
 
 If one of them moves, `private` raises an error with its name.
 """

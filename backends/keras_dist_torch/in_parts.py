@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.experimental import implicit_replication
 
 from keras_dist.core.plan import Plan
 from keras_dist.errors import UnsupportedModelError
@@ -150,16 +151,12 @@ def _is_of_keras(optimizer: Any) -> bool:
     return all(map(is_of_keras, classes))
 
 
-@contextlib.contextmanager
-def _copies_allowed() -> Iterator[None]:
+def _copies_allowed() -> contextlib.AbstractContextManager[None]:
     """Lets operations mix `DTensor`s and tensors, which are the same on all
     workers then."""
-    before = dispatcher._allow_implicit_replication
-    dispatcher._allow_implicit_replication = True
-    try:
-        yield
-    finally:
-        dispatcher._allow_implicit_replication = before
+    # PyTorch's context ends with what it is by default.
+    is_allowed = dispatcher._allow_implicit_replication
+    return contextlib.nullcontext() if is_allowed else implicit_replication()
 
 
 def _not_in_parts(

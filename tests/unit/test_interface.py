@@ -14,8 +14,7 @@ from keras_dist import testing
 BACKENDS = pathlib.Path(__file__).parents[2] / "backends"
 # The packages that are open to backends. `keras_dist.plugins` names what is
 # kept stable of them.
-OFFERED = {"core", "errors", "internals", "plugin", "replica", "sharding"}
-OFFERED |= {"joining"}
+OFFERED = {"core", "errors", "internals", "joining", "plugin", "replica"}
 
 
 def imported(source):
