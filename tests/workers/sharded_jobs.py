@@ -296,6 +296,36 @@ def refused_outside_of_steps():
     return [*found, np.unique(variable.numpy()).tolist()]
 
 
+class Flattens(keras.optimizers.SGD):
+    """Does what `DTensor` can't do with parts of different sizes."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        largest = keras.ops.max(keras.ops.reshape(gradient, (-1,)))
+        self.assign_sub(variable, gradient / largest)
+
+
+def beyond_dtensor():
+    """PyTorch: the error of such an optimizer; and whether a user's own
+    `implicit_replication` is as it was after a step of another one."""
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    from keras_dist_torch.dtensor_internals import dispatcher
+
+    strategy = in_cluster()
+    x, y = np.ones((6, 7), "float32"), np.ones((6, 5), "float32")
+    models = []
+    for optimizer in Flattens(0.1), keras.optimizers.Adam():
+        with strategy.scope():
+            models.append(keras.Sequential([keras.layers.Dense(5)]))
+            models[-1].compile(optimizer, "mse")
+    error = attempted(models[0].train_on_batch, x, y)
+    with implicit_replication():
+        models[1].train_on_batch(x, y)
+        is_on = dispatcher._allow_implicit_replication
+    models[1].train_on_batch(x, y)
+    return error, is_on, dispatcher._allow_implicit_replication
+
+
 def bytes_of_slots():
     """PyTorch: what a model with Adam adds to the bytes of all tensors, with
     its slots in parts, and whole."""

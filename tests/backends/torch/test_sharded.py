@@ -104,3 +104,11 @@ def test_gradients_that_can_not_be_right_are_refused():
         assert others.startswith("ReplicaDivergenceError")
         assert "different gradients" in others and "[[48.0], [96.0]]" in others
         assert value == pytest.approx([-0.1])
+
+
+def test_what_dtensor_can_not_do_is_explained():
+    for error, is_on, is_on_later in launched(sharded_jobs.beyond_dtensor):
+        assert error.startswith("UnsupportedModelError")
+        assert "Flattens can't update variables in parts" in error
+        assert "Cannot flatten unevenly sharded tensor" in error
+        assert (is_on, is_on_later) == (True, False)
