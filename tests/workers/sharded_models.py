@@ -266,6 +266,23 @@ class Parts(keras.Model):
         return {"loss": self.loss_tracker.result()}
 
 
+class PartsThatClip(Parts):
+    """Takes a number of Python of a gradient in parts."""
+
+    def train_step(self, data):
+        x, _ = data
+        self.zero_grad()
+        error = ops.mean(ops.square(self(x)), axis=-1)
+        ops.mean(error).backward()
+        kernel = self.encoder.kernel
+        gradient = kernel.value.grad
+        norm = float(ops.sum(ops.square(gradient))) ** 0.5
+        scale = min(1.0, 0.01 / norm)
+        self.optimizer.apply([gradient * scale], [kernel])
+        self.loss_tracker.update_state(error)
+        return {"loss": self.loss_tracker.result()}
+
+
 class PartsByFunctions(Parts):
     """Differentiates functions, as the tutorials do."""
 

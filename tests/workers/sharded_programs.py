@@ -33,6 +33,7 @@ from workers.sharded_models import InPlace
 from workers.sharded_models import OptimizerEach
 from workers.sharded_models import Parts
 from workers.sharded_models import PartsByFunctions
+from workers.sharded_models import PartsThatClip
 from workers.sharded_models import Tied
 from workers.sharded_models import all_of
 from workers.sharded_models import compiled
@@ -159,6 +160,10 @@ def own_step(scope, optimizer, cls=Parts):
 
 def own_step_by_functions(scope, optimizer):
     return own_step(scope, optimizer, PartsByFunctions)
+
+
+def own_step_that_clips(scope, optimizer):
+    return own_step(scope, optimizer, PartsThatClip)
 
 
 def adversaries_by_functions(scope, optimizer):
@@ -444,6 +449,7 @@ PROGRAMS = {
         share_layers,
         own_step,
         own_step_by_functions,
+        own_step_that_clips,
         adversaries,
         adversaries_by_functions,
         fail_and_go_on,
