@@ -13,6 +13,8 @@ from keras_dist.errors import ClusterError
 from parity import cases
 from parity import harness
 from parity.harness import to_numpy
+from sharded.helpers import X
+from sharded.helpers import Y
 from sharded.helpers import adam
 from sharded.helpers import fit
 from sharded.helpers import network
@@ -52,6 +54,22 @@ def _scope(num_replicas, make=None):
     if num_replicas is None:
         return keras_dist.OneDeviceStrategy("cpu:0").scope()
     return make(num_replicas).scope()
+
+
+def trains_what_is_not_contiguous():
+    outcomes = []
+    for count in (None, 2):
+        with harness.scope(count, harness.sharded):
+            model = network()
+            for variable in model.trainable_variables:
+                data = variable.value.data
+                if data.ndim == 2:
+                    variable.value.data = data.t().contiguous().t()
+            model.compile("adam", "mse")
+        model.fit(X, Y, batch_size=6, shuffle=False, verbose=0)
+        outcomes.append(model.get_weights())
+    for plain, own in zip(*outcomes, strict=True):
+        np.testing.assert_allclose(own, plain, rtol=2e-5, atol=1e-6)
 
 
 def train_case(what, name):
