@@ -17,6 +17,7 @@ from keras import ops
 from keras_dist.core import nests
 from keras_dist.core.context import replaced
 from keras_dist.core.packing import places
+from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import MetricMergeError
 from keras_dist.errors import ReplicaDivergenceError
@@ -24,6 +25,7 @@ from keras_dist.fit.adding import numbers_that_add_up
 from keras_dist.fit.adding import rows_that_add_up
 from keras_dist.internals import keras_internals
 from keras_dist.replica import exchange
+from keras_dist.replica.assigned import Writes
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import of_thread
 
@@ -99,17 +101,27 @@ def flush(step: ReplicaStep) -> None:
     updates, step.updates = step.updates, []
     if not updates:
         return
+    if step.is_ending:
+        step.replica.check_values(step.model, step.scope.state_mapping)
 
-    def update_all(everyone: list[exchange.Entry]) -> None:
-        merge = exchange.mean_or_count
+    def update_all(given: list[tuple[list[Any], Share, Writes]]) -> None:
+        leaves, shares, writes = zip(*given, strict=True)
+        if step.is_ending:
+            step.commit(writes, shares)
+        everyone = list(zip(leaves, shares, strict=True))
         ready, everyone = settled(step, updates, everyone)
+        merge = exchange.mean_or_count
         run_together(ready, step.exchange(everyone, merge, alike=True))
 
     names = ", ".join([f"'{update.metric.name}'" for update in updates])
-    own = leaves_of(updates), step.share
+    own = leaves_of(updates), step.share, step.writes
     step.replica.meet(f"the metrics {names}", update_all, own)
     for update in updates:
         step.forget(update.metric.variables)
+    if step.is_ending:
+        step.forget([each.variable for each in step.writes.values()])
+        step.writes.clear()
+        step.has_ended = True
 
 
 def settled(

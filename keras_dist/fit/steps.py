@@ -162,6 +162,7 @@ class Steps:
             ) as step:
                 step.counts_losses = not is_predicting
                 step.ends_with_metrics = is_of_keras
+                step.is_ending = is_of_keras and name == "test_step"
                 return _finish(step, method(part), join_rows=is_predicting)
 
         return on_replica
@@ -199,8 +200,9 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
     flush(step)
     step.replica.check_values(step.model, step.scope.state_mapping)
     known = [id(leaf) in step.results for leaf in nests.flatten(result)]
-    if step.replica.is_only and not (join_rows or step.writes) and all(known):
-        return result  # the same on all workers
+    is_alike = not (join_rows or step.writes) and all(known)
+    if is_alike and (step.replica.is_only or step.has_ended):
+        return result  # the same on all replicas
 
     def end(everyone: list[Any]) -> Any:
         leaves, shares, writes = zip(*everyone, strict=True)

@@ -125,6 +125,8 @@ def _update_together(
     step.forget(optimizer.variables)
     for rider in riders:
         step.forget(rider.metric.variables)
+    if isinstance(step, state.ReplicaStep):
+        step.is_ending = step.ends_with_metrics
 
 
 def _check_count(

@@ -279,6 +279,9 @@ class ReplicaStep(ReplicaState):
         # Whether a loss returned a value for each row of the global batch.
         self.has_global_rows = False
         self.counts_losses = True
+        # Whether no variable is assigned from now on, but by metrics; and
+        # whether all that were have got their values.
+        self.is_ending = self.has_ended = False
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
