@@ -170,12 +170,12 @@ class TurnsReplica(Replica):
         super().__init__(index, Share(1, 1))  # all rows of its part
         self.round = round_
 
-    def meet(self, what, fn, value):
+    def rendezvous(self, what, fn, value):
         def hold(values):
             with outside_replicas():
                 return fn(values)
 
-        return self.round.meet(self.index, what, hold, value)
+        return self.round.rendezvous(self.index, what, hold, value)
 
     def read(self, variable):
         return None  # no copy of its own: use the variable's value

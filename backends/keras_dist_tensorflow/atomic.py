@@ -25,7 +25,7 @@ _current = _CurrentBarrier()
 
 
 class Barrier:
-    """Control dependencies of assignments in meetings; `checks` may fail."""
+    """Control dependencies of assignments; `checks` may fail."""
 
     def __init__(self) -> None:
         self._tensors: list[Any] = []

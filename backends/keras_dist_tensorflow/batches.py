@@ -47,7 +47,7 @@ def cut_batch(
     pairs = list(zip(edges[:-1], edges[1:], strict=True))
     for start, stop in pairs[own]:
         rows_here = stop - start
-        # Every replica takes part in meetings: without rows, on the first row.
+        # Replicas without rows take part in rendezvous, on the first row.
         begin = _where(rows_here > 0, start, 0)
         end = _where(rows_here > 0, stop, 1)
         shares.append(Share(rows_here, total, begin))

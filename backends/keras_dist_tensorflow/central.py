@@ -217,7 +217,7 @@ class HostedRound(threads.Round):
 
     def __init__(self, num_replicas: int, place: Device) -> None:
         # Tapes open in the caller's thread do not record replicas, and tapes of
-        # replicas do not record meetings.
+        # replicas do not record rendezvous.
         super().__init__(num_replicas + 1)
         self._place = place
         self._barrier = Barrier()
@@ -234,7 +234,7 @@ class HostedRound(threads.Round):
 
         super().play(index, noted)
 
-    def meet(
+    def rendezvous(
         self,
         index: int,
         what: str,
@@ -251,12 +251,12 @@ class HostedRound(threads.Round):
             ):
                 return hold(values)
 
-        return super().meet(index + 1, what, hold_here, value)
+        return super().rendezvous(index + 1, what, hold_here, value)
 
     def host(self) -> None:
-        """Runs the replicas' meetings until every replica has ended."""
+        """Runs the replicas' rendezvous until every replica has ended."""
         while True:
-            super().meet(0, "", list, None)
+            super().rendezvous(0, "", list, None)
             arrived, self._waiting = self._waiting, {}
             del arrived[0]
             if not arrived:
@@ -268,8 +268,8 @@ class HostedRound(threads.Round):
             values = [arrived[index][1] for index in sorted(arrived)]
             self._result = self._hold(values)
 
-    def _hold_meeting(self) -> None:
-        """Does nothing: the host has the next turn and runs the meeting."""
+    def _hold_rendezvous(self) -> None:
+        """Does nothing: the host has the next turn and runs the rendezvous."""
 
 
 def _captured_graph() -> Callable[[int], Any]:

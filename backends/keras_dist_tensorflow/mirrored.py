@@ -124,7 +124,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
         group: ReplicaGroup,
     ) -> list[T]:
         inherit = capture_thread()
-        round_ = MeetingRound(len(shares))
+        round_ = MirroredRound(len(shares))
         results: dict[int, T] = {}
 
         def on_replica() -> None:
@@ -171,7 +171,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
         return keras_internals.applying(optimizer)
 
 
-class MeetingRound:
+class MirroredRound:
     """One run of a step's replicas under a native `MirroredStrategy`."""
 
     def __init__(self, num_replicas: int) -> None:
@@ -195,7 +195,7 @@ class MeetingRound:
     def places(self) -> list[str | None]:
         return [what or None for what, _ in self._arrived]
 
-    def meet(
+    def rendezvous(
         self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
     ) -> Any:
         """Waits for the other replicas; returns `fn(values)`, called once."""

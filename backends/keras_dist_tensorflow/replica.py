@@ -48,12 +48,14 @@ class TensorFlowReplica(Replica):
     def draw(self, draw: Draw) -> Any:
         return draw_rows(draw, self.share)
 
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
-        self.check_meeting(what)
-        result: T = self.round.meet(self.index, what, fn, value)
+    def rendezvous(
+        self, what: str, fn: Callable[[list[Any]], T], value: Any
+    ) -> T:
+        self.check_rendezvous(what)
+        result: T = self.round.rendezvous(self.index, what, fn, value)
         return result
 
-    def check_meeting(self, what: str) -> None:
+    def check_rendezvous(self, what: str) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise UnsupportedModelError(
                 f"Replicas can't wait for each other for {what} inside of "
@@ -233,7 +235,7 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
         ]
 
     what = "the gradient of targets with a value for each row"
-    result: list[bool] = step.replica.meet(what, agree, (own, may_be))
+    result: list[bool] = step.replica.rendezvous(what, agree, (own, may_be))
     return result
 
 

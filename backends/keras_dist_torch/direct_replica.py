@@ -63,9 +63,11 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
     def draw(self, draw: Draw) -> Any:
         return self.draws.draw(draw)
 
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+    def rendezvous(
+        self, what: str, fn: Callable[[list[Any]], T], value: Any
+    ) -> T:
         with outside_replicas(), torch.no_grad():
-            self.draws.of_round.meet(self.group.workers)
+            self.draws.of_round.compare(self.group.workers)
             return fn([value])
 
     def all_sum(
@@ -120,7 +122,7 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
 
     def _end_forward(self) -> None:
         """Compares draws for the last time before gradients are sent."""
-        self.draws.of_round.meet(self.group.workers)
+        self.draws.of_round.compare(self.group.workers)
         self.draws.of_round.may_repeat = False
 
     def differentiate(

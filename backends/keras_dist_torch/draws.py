@@ -78,8 +78,8 @@ class Draws:
             self._made[place, count] = [value, what, self._replicas - 1]
         return value
 
-    def meet(self, workers: Any) -> None:
-        """Compares what replicas drew, in a meeting of all of them."""
+    def compare(self, workers: Any) -> None:
+        """Compares what replicas drew, at a rendezvous of all of them."""
         places = self.places
         if places is None or not places.has_new:
             return

@@ -112,7 +112,7 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> Iterator[None]:
         homes = self._homes_of(variables)
         if homes:
-            self.workers.meet("all variables, to save or load them")
+            self.workers.barrier("all variables, to save or load them")
         try:
             for home in homes:
                 home.hold(self.plan.is_chief)

@@ -324,7 +324,7 @@ class DTensorHome(ShardedHome):
             return kept.clone() if is_probe else kept
         if isinstance(replica, GathersVariables):
             return replica.whole(self.variable, kept)
-        self._workers.meet(f"a read of {self.variable.path}")
+        self._workers.barrier(f"a read of {self.variable.path}")
         return self._gathered(kept)
 
     def set_whole(self, value: torch.Tensor) -> None:
@@ -338,7 +338,7 @@ class DTensorHome(ShardedHome):
             elif isinstance(value, DTensor):
                 kept.copy_(value.redistribute(placements=kept.placements))
             else:
-                self._workers.meet(f"an assignment of {self.variable.path}")
+                self._workers.barrier(f"an assignment of {self.variable.path}")
                 self._set_chiefs(value.to(kept.device))
 
     def take_chiefs(self) -> None:

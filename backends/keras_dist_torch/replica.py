@@ -31,7 +31,7 @@ from keras_dist_torch.keras_internals import parameter_of
 from keras_dist_torch.transfers import Transfers
 
 T = TypeVar("T")
-# Meetings and transfers, which `torch.compile` must not trace.
+# Rendezvous and transfers, which `torch.compile` must not trace.
 _all_sum: Callable[..., Any] = torch._dynamo.disable(AllSum.apply)
 _delivered: Callable[..., Any] = torch._dynamo.disable(Transfers.read)
 
@@ -56,7 +56,7 @@ def _meet(
 ) -> T:
     if run.is_only:
         return hold([value])
-    result: T = run.round.meet(position, what, hold, value)
+    result: T = run.round.rendezvous(position, what, hold, value)
     return result
 
 
@@ -86,7 +86,9 @@ class TorchReplica(Replica):
     def draw(self, draw: Draw) -> Any:
         return self.draws.draw(draw)
 
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+    def rendezvous(
+        self, what: str, fn: Callable[[list[Any]], T], value: Any
+    ) -> T:
         run = self._run
 
         def hold(values: list[Any]) -> T:
@@ -97,7 +99,7 @@ class TorchReplica(Replica):
                 torch.no_grad(),
                 on_device(run.home),
             ):
-                run.draws.meet(run.group.workers)
+                run.draws.compare(run.group.workers)
                 return fn(values)
 
         result: T = _meet(run, self._position, what, hold, value)

@@ -47,7 +47,7 @@ def _connected() -> Iterator[None]:
         ) from error
 
 
-def rendezvous(
+def open_store(
     cluster: Cluster, timeout: float, own: str
 ) -> tuple[Any, list[str]]:
     """Opens the store; returns it and each worker's word, once written."""

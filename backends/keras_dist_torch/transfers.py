@@ -78,7 +78,8 @@ class Pack:
         self._arrangement = Arrangement(parameters)
         self._flat = self._arrangement.allocate(device)
         self._variables = [weakref.ref(variable) for variable in variables]
-        self.are_weights = [variable.trainable for variable in variables]
+        # Those of a kind are read and updated together.
+        self.kinds = [(v.trainable, v.synchronization) for v in variables]
         self._addresses = []
         views = self._arrangement.views(self._flat)
         each = zip(variables, parameters, views, strict=True)
@@ -191,10 +192,10 @@ class Transfers:
             _note(device, self._pending)
         views, before = sent[pack]
         if before[index] != parameter._version:
-            # A meeting has changed metric states, or updated variables. The
+            # A rendezvous has changed metric states, or updated variables. The
             # replica may be reading the other copies: they are not replaced.
-            # Metrics are read after the update: with them, no weights are sent.
-            now, kinds = pack.versions(), pack.are_weights
+            # With metrics, which are read last, nothing else is sent.
+            now, kinds = pack.versions(), pack.kinds
             changed = [
                 i
                 for i, own in enumerate(now)

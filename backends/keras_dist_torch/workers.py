@@ -33,7 +33,7 @@ from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.stores import StoreBoard
 from keras_dist_torch.stores import connect
-from keras_dist_torch.stores import rendezvous
+from keras_dist_torch.stores import open_store
 from keras_dist_torch.sums import ExpectedSums
 from keras_dist_torch.sums import Sum
 from keras_dist_torch.sums import part_of
@@ -63,7 +63,7 @@ class TorchWorkers(Workers):
         self._timeout = options.timeout_seconds or TIMEOUT
         self._has_lost = self._is_aborted = False
         own = ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
-        self.store, words = rendezvous(cluster, self._timeout, " ".join(own))
+        self.store, words = open_store(cluster, self._timeout, " ".join(own))
         self._is_nccl = may_use_nccl([word.split() for word in words], options)
         with self.named():
             self.group = self._group("group", self._is_nccl)

@@ -78,7 +78,7 @@ class Share:
             if self.rows or not hasattr(value, "shape"):
                 return value if self.rows else 0
             # Gradients flow as on other replicas, because the backward pass may
-            # have meetings too.
+            # have a rendezvous too.
             return ops.where(False, value, ops.zeros_like(value))
         return ops.where(self.rows > 0, value, ops.zeros_like(value))
 

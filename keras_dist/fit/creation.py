@@ -163,7 +163,7 @@ def _shared(new: Any, args: Any, kwargs: Any) -> Any:
         return first
 
     own = (new, args, kwargs)
-    return call.replica.meet("the creation of a variable", make, own)
+    return call.replica.rendezvous("the creation of a variable", make, own)
 
 
 @functools.cache

@@ -95,4 +95,4 @@ def _build_together(
             build(layer, specs[0])
 
     what = f"the build of layer '{layer.name}'"
-    call.replica.meet(what, build_once, call_spec)
+    call.replica.rendezvous(what, build_once, call_spec)

@@ -165,7 +165,7 @@ def _size(values: Any, dtype: Any) -> Any:
 
 def _sum_over_replicas(step: ReplicaStep, own: list[Any]) -> Any:
     counted = step.share.keep(ops.stop_gradient(ops.stack(own)))
-    total = step.total("the divisor of a loss", counted)
+    total = step.replica.all_reduce("the divisor of a loss", counted)
     return [total[i] for i in range(len(own))]
 
 
@@ -203,7 +203,7 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
         return step.exchange(own), places
 
     own = exchange.detached(leaves), step.share
-    entries, places = step.replica.meet(what, gather, own)
+    entries, places = step.replica.rendezvous(what, gather, own)
     shares = [share for _, share in entries]
     everyone = [rows for rows, _ in entries]
     everyone[[share is step.share for share in shares].index(True)] = [

@@ -83,6 +83,8 @@ class Additions:
 
 
 Update = MetricUpdate | Additions
+# The leaves of a replica's updates, its rows, and what it has assigned.
+_Given = tuple[list[Any], Share, Writes]
 
 
 def hook_metrics(metrics: Sequence[keras.metrics.Metric]) -> None:
@@ -104,7 +106,7 @@ def flush(step: ReplicaStep) -> None:
     if step.is_ending:
         step.replica.check_values(step.model, step.scope.state_mapping)
 
-    def update_all(given: list[tuple[list[Any], Share, Writes]]) -> None:
+    def update_all(given: list[_Given]) -> list[keras.Variable]:
         leaves, shares, writes = zip(*given, strict=True)
         if step.is_ending:
             step.commit(writes, shares)
@@ -112,14 +114,15 @@ def flush(step: ReplicaStep) -> None:
         ready, everyone = settled(step, updates, everyone)
         merge = exchange.mean_or_count
         run_together(ready, step.exchange(everyone, merge, alike=True))
+        return [each.variable for own in writes for each in own.values()]
 
     names = ", ".join([f"'{update.metric.name}'" for update in updates])
     own = leaves_of(updates), step.share, step.writes
-    step.replica.meet(f"the metrics {names}", update_all, own)
+    written = step.replica.rendezvous(f"the metrics {names}", update_all, own)
     for update in updates:
         step.forget(update.metric.variables)
     if step.is_ending:
-        step.forget([each.variable for each in step.writes.values()])
+        step.forget(written)
         step.writes.clear()
         step.has_ended = True
 
@@ -127,7 +130,7 @@ def flush(step: ReplicaStep) -> None:
 def settled(
     step: ReplicaStep, updates: Sequence[Update], everyone: list[exchange.Entry]
 ) -> tuple[list[Update], list[exchange.Entry]]:
-    """Finds out which updates are given rows, in a meeting.
+    """Finds out which updates are given rows, at a rendezvous.
 
     Those that are given none become what they add to a metric's variables.
     """
@@ -207,7 +210,7 @@ def leaves_of(updates: Sequence[Update]) -> list[Any]:
 def run_together(
     updates: Sequence[Update], everyone: Sequence[exchange.Entry]
 ) -> None:
-    """Updates metrics with the leaves of all replicas, in a meeting."""
+    """Updates metrics with the leaves of all replicas, at a rendezvous."""
     own = places([len(update.leaves) for update in updates])
     for update, place in zip(updates, own, strict=True):
         update.run([(leaves[place], share) for leaves, share in everyone])
@@ -234,7 +237,9 @@ def hook_own_call(original: Any) -> Callable[..., Any]:
             value = ready.run(step.exchange(everyone, merge, alike=True))
             return self.result() if isinstance(ready, Additions) else value
 
-        value = step.replica.meet(what, call_once, (update.leaves, step.share))
+        value = step.replica.rendezvous(
+            what, call_once, (update.leaves, step.share)
+        )
         step.forget(self.variables)
         leaves = nests.flatten(value)
         step.results.update(zip(map(id, leaves), leaves, strict=True))
@@ -254,7 +259,7 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
         step = of_thread.step
         if step is None:
             return update_state(*args, **kwargs)
-        step.replica.check_meeting(what)
+        step.replica.check_rendezvous(what)
         update: Update
         workers = step.replica.group.workers
         if adds(*args, **kwargs):

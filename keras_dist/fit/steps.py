@@ -221,7 +221,7 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         return nests.pack(result, values)
 
     own = (exchange.detached(result), step.share, step.writes)
-    return step.replica.meet("the end of the step", end, own)
+    return step.replica.rendezvous("the end of the step", end, own)
 
 
 def _joined_rows(

@@ -104,11 +104,11 @@ def _update_together(
             with runner.updating(optimizer):
                 apply(optimizer, sums[:count], variables)
             run_together(riders, [exchange.as_sums(leaves[0], sums[count:])])
-        # Called in the meeting: when a replica goes on, those before it may
+        # Called at the rendezvous: when a replica goes on, those before it may
         # have written again.
         step.replica.committed()
 
-    step.replica.meet(
+    step.replica.rendezvous(
         f"the update by optimizer '{optimizer.name}'",
         update_once,
         (

@@ -2,7 +2,7 @@
 
 Sizes alone can't tell, where replicas have equally many rows. So a step is
 split unevenly, and the axis whose size differs has the rows. Replicas run one
-after another there: the first goes by sizes, and at the first meeting all have
+after another there: the first goes by sizes, and at a rendezvous all have
 drawn. If sizes were wrong, the step begins anew.
 """
 
@@ -131,7 +131,7 @@ class Places:
             return axis
         if axis >= len(shape) or shape[axis] % rows:
             return APART
-        # Else the first replica was wrong, which the next meeting will find.
+        # Else the first replica was wrong, which the next rendezvous will find.
         times = shape[axis] // rows
         return axis if self._times.setdefault(place, times) == times else APART
 

@@ -24,6 +24,7 @@ from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.internals.keras_internals import in_tf_graph
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.draws import draw_by_size
 from keras_dist.plugin.workers import Workers
@@ -118,11 +119,13 @@ class Replica(ABC):
         return self.group.first + self.index
 
     @abstractmethod
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+    def rendezvous(
+        self, what: str, fn: Callable[[list[Any]], T], value: Any
+    ) -> T:
         """Waits for this worker's replicas, then returns `fn(values)` to all.
 
         Args:
-            what: String that names the meeting in errors. Replicas that meet
+            what: String that names the rendezvous in errors. Replicas that meet
                 for different things have diverged.
             fn: Callable, run once, in cross-replica context, outside of any
                 replica's state, without gradients. It is given the list of the
@@ -149,7 +152,7 @@ class Replica(ABC):
         does not trace it, as JAX does.
 
         Args:
-            what: String that names the meeting in errors.
+            what: String that names the rendezvous in errors.
             value: Float tensor of the same shape on each replica.
             total: The sum, if it is known already: then replicas meet in the
                 backward pass only.
@@ -177,23 +180,26 @@ class Replica(ABC):
         return ops.custom_gradient(tied)(value, total)
 
     def all_reduce(self, what: str, value: Any) -> Any:
-        """Sums a tensor over all replicas, without gradients.
+        """Sums an integer or a tensor over all replicas, without gradients.
 
         Args:
-            what: String that names the meeting in errors.
-            value: Tensor of the same shape on each replica.
+            what: String that names the rendezvous in errors.
+            value: Integer, or tensor of the same shape on each replica.
 
         Returns:
-            The sum, which replicas may share.
+            The sum, which replicas may share; in a graph of TensorFlow over
+            workers, that of integers is a tensor.
         """
 
         def add(values: list[Any]) -> Any:
+            workers = self.group.workers
+            if isinstance(value, int):
+                return _sum_of_integers(values, workers, what)
             check_shapes(values)
             own = functools.reduce(operator.add, map(self.at_home, values))
-            workers = self.group.workers
             return own if workers is None else workers.sum([own], what=what)[0]
 
-        return self.meet(what, add, value)
+        return self.rendezvous(what, add, value)
 
     def at_home(self, value: Any) -> Any:
         """Returns a replica's tensor on the device where replicas meet."""
@@ -223,11 +229,11 @@ class Replica(ABC):
             nothing is left to hold.
         """
 
-    def check_meeting(self, what: str) -> None:
-        """Refuses a meeting where the replicas can't meet.
+    def check_rendezvous(self, what: str) -> None:
+        """Refuses a rendezvous where the replicas can't meet.
 
         Args:
-            what: String that names the meeting in the error.
+            what: String that names the rendezvous in the error.
 
         Raises:
             UnsupportedModelError: In code that the framework traces separately,
@@ -296,7 +302,7 @@ class Replica(ABC):
         """Concatenates a float tensor of all replicas, with gradients.
 
         Args:
-            what: String that names the meeting in errors.
+            what: String that names the rendezvous in errors.
             value: Float tensor with at least one axis.
             axis: Integer, the axis to concatenate along; sizes may differ
                 there.
@@ -311,13 +317,23 @@ class Replica(ABC):
                 sizes = workers.concatenate_numbers(sizes)
             return positive, sizes
 
-        along, sizes = self.meet(what, sizes_of, ops.stop_gradient(value))
+        along, sizes = self.rendezvous(what, sizes_of, ops.stop_gradient(value))
         before = sum(sizes[: self.id])
         after = sum(sizes[self.id + 1 :])
         padding = [(0, 0)] * len(value.shape)
         padding[along] = (before, after)
         # A sum of tensors padded with zeros, because `all_sum` has gradients.
         return self.all_sum(what, ops.pad(value, padding))
+
+
+def _sum_of_integers(
+    values: list[int], workers: Workers | None, what: str
+) -> Any:
+    if workers is None:
+        return sum(values)
+    if in_tf_graph():
+        return workers.sum([ops.convert_to_tensor(sum(values))], what=what)[0]
+    return sum(workers.concatenate_numbers(values, what))
 
 
 class OnlyReplica(Replica):
@@ -329,7 +345,9 @@ class OnlyReplica(Replica):
         super().__init__(0, WHOLE)
         self._outside = outside
 
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+    def rendezvous(
+        self, what: str, fn: Callable[[list[Any]], T], value: Any
+    ) -> T:
         with self._outside():
             return fn([value])
 

@@ -24,8 +24,8 @@ class ReplicaRunner(ABC):
         """Calls `fn(replica)` once for each replica, on its device.
 
         Args:
-            fn: Callable. May use the replica's meetings. Each replica's `share`
-                is the whole, so that sums over replicas have no weights.
+            fn: Callable. May use the replica's collectives. Each replica's
+                `share` is the whole, so that sums have no weights.
 
         Returns:
             List of its results, replica 0 first.
@@ -46,7 +46,7 @@ class ReplicaRunner(ABC):
     ) -> list[Any]:
         """Sums gradients over all replicas, in as few collectives as possible.
 
-        It is called once, in a meeting of the replicas.
+        It is called once, at a rendezvous of the replicas.
 
         Args:
             replica: One of them.
@@ -106,7 +106,7 @@ class StepRunner(ReplicaRunner):
         """Splits a global batch and calls `fn(replica, part)` on each replica.
 
         Args:
-            fn: Callable. May use the replica's meetings.
+            fn: Callable. May use the replica's collectives.
             batch: Nested structure of arrays, rows along axis 0. Each replica
                 gets all of the leaves without rows.
             places: The step's `keras_dist.plugin.places.Places`, given to

@@ -1,9 +1,9 @@
 """Replica threads, of which one runs at a time.
 
 Replica 0 runs in the caller's thread. A replica runs until it meets the others
-or ends, then lets the next one run; the last to arrive runs the meeting's
+or ends, then lets the next one run; the last to arrive runs the rendezvous'
 function. So everything happens in one order and needs no lock. Replicas that
-diverge are found at once: the meeting is incomplete although no replica can
+diverge are found at once: the rendezvous is incomplete although no replica can
 run.
 """
 
@@ -90,7 +90,7 @@ class Round:
             raise error
         return results
 
-    def meet(
+    def rendezvous(
         self,
         index: int,
         what: str,
@@ -101,7 +101,7 @@ class Round:
 
         Args:
             index: Integer, the replica that this thread runs.
-            what: String that names the meeting in errors.
+            what: String that names the rendezvous in errors.
             hold: Callable, given the list of the replicas' values.
             value: This replica's value, which may be anything.
 
@@ -136,7 +136,7 @@ class Round:
         last = max(self._active, default=-1)
         if last <= index and self._waiting and self.error is None:
             try:
-                self._hold_meeting()
+                self._hold_rendezvous()
             except BaseException as error:
                 self.error = error
         if last > index:
@@ -151,7 +151,7 @@ class Round:
         gate.opened += 1
         gate.wake.put(None)
 
-    def _hold_meeting(self) -> None:
+    def _hold_rendezvous(self) -> None:
         arrived = self._waiting
         self._waiting = {}
         names = {what for what, _ in arrived.values()}
@@ -167,8 +167,8 @@ class Round:
 class BatonPool:
     """A pool of replica threads for nested rounds.
 
-    A function that runs in a meeting may run replicas again while the threads
-    of the outer round wait.
+    A function that runs at a rendezvous may run replicas again while the
+    threads of the outer round wait.
 
     Args:
         enter: Callable without arguments, run in the caller's thread at the

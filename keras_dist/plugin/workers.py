@@ -243,7 +243,7 @@ class Workers(ABC):
         own = text if self.cluster.is_chief else ""
         return self.texts(own)[0]
 
-    def meet(self, what: str, layout: str = "") -> None:
+    def barrier(self, what: str, layout: str = "") -> None:
         """Waits for all workers, which have to come for the same."""
         self.swap_bytes(what, layout, b"")
 

@@ -225,7 +225,7 @@ def _weighted(losses: Any, sample_weight: Any) -> Any:
 def _average(total: Any, rows: Any, size: Any) -> Any:
     step, call = current_step(), current_call()
     if size is None and call is not None:
-        size = call.total("the number of rows", rows)
+        size = call.replica.all_reduce("the number of rows", rows)
     elif size is not None and step is not None:
         # In `fit`, gradients are weighted by the replica's share of the rows.
         total = scaled(total, step.share.inverse)

@@ -88,7 +88,7 @@ class ReplicaCall(ReplicaState):
             combined = aggregate(variable, values)
             getattr(variable, method)(combined)
 
-        self.replica.meet(
+        self.replica.rendezvous(
             f"`{method}` of variable '{variable.path}'", assign_once, value
         )
         self.forget([variable])
@@ -106,7 +106,9 @@ class ReplicaCall(ReplicaState):
             self.replica.committed()
             return fn(list(values))
 
-        result = self.replica.meet(what, commit_first, (value, self.writes))
+        result = self.replica.rendezvous(
+            what, commit_first, (value, self.writes)
+        )
         self.writes.clear()
         self.scope.state_mapping.clear()
         return result

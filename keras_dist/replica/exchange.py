@@ -74,7 +74,7 @@ def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
     first = values[0]
     if not is_float(first) or all(value is first for value in values):
         return first
-    # Computed on the device where the meeting's function runs.
+    # Computed on the device where the rendezvous' function runs.
     first = ops.convert_to_tensor(first)
     equal, total = None, scaled(shares[0].keep(first), shares[0].weight)
     for value, share in zip(values[1:], shares[1:], strict=True):

@@ -45,7 +45,7 @@ class Handed:
         everyone: Sequence[tuple[list[int], Share]],
         workers: Workers | None,
     ) -> list[bool]:
-        """Returns whether each leaf has rows, in a meeting of all replicas.
+        """Returns whether each leaf has rows, at a rendezvous of all replicas.
 
         Args:
             place: String, what the leaves are handed to.

@@ -105,7 +105,7 @@ class ReplicaContext:
             return merge_fn(self._strategy, *merged_args, **merged_kwargs)
 
         own = (tuple(args), dict(kwargs or {}))
-        result = self._replica.meet("merge_call", merge, own)
+        result = self._replica.rendezvous("merge_call", merge, own)
         return self._own_copy(self._replica.own(result))
 
     def _value_now(self, tensor: Any) -> Any:
@@ -218,7 +218,9 @@ class ReplicaContext:
         self._note_traced(what, str(tensor.shape))
         if not _has_gradients(tensor):
             own = self._strategy.combine
-            combined = self._replica.meet(what, lambda v: own(op, v), tensor)
+            combined = self._replica.rendezvous(
+                what, lambda v: own(op, v), tensor
+            )
             # Each replica gets its own tensor, as it does with gradients.
             return ops.copy(combined)
         if op is ReduceOp.SUM:
@@ -261,7 +263,7 @@ class ReplicaContext:
             ops.stop_gradient(tensor) if _has_gradients(tensor) else tensor
             for tensor in tensors
         ]
-        totals = self._replica.meet(what, combined, own)
+        totals = self._replica.rendezvous(what, combined, own)
         results = [*map(tied, tensors, totals)]
         return nests.map_nest(results.__getitem__, positions)
 
@@ -291,7 +293,7 @@ class ReplicaContext:
                 along = check_gather(tensors, axis)
                 return executor.concatenate(tensors, along)
 
-            return ops.copy(self._replica.meet(what, joined, tensor))
+            return ops.copy(self._replica.rendezvous(what, joined, tensor))
         return self._replica.all_gather(what, tensor, axis)
 
 

@@ -1,8 +1,6 @@
-"""One replica's variables and meetings while it runs."""
+"""One replica's variables while it runs, and what waits for others."""
 
 import contextlib
-import functools
-import operator
 import threading
 from abc import ABC
 from abc import abstractmethod
@@ -14,12 +12,10 @@ from typing import Any
 from typing import Self
 
 import keras
-from keras import ops
 
 from keras_dist.core import context
 from keras_dist.core.context import replaced
 from keras_dist.core.rows import Share
-from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_internals import set_stateless_scope
 from keras_dist.plugin.replica import Replica
@@ -73,7 +69,7 @@ class outside_replicas(contextlib.AbstractContextManager[None]):
     """Suspends this thread's replica, in cross-replica context.
 
     Variables are read and written directly inside. `state` is the replica's,
-    if this thread runs no replica itself. A class, as each meeting enters it.
+    if this thread runs no replica itself. A class, as it is entered often.
     """
 
     def __init__(self, state: "ReplicaState | None" = None) -> None:
@@ -152,7 +148,7 @@ class ReplicaState(ABC):
     ends_with_metrics = False
     # That update, while it waits for metrics, to meet others but once.
     waiting: Callable[[], None] | None = None
-    # Metric updates that wait for the next meeting.
+    # Metric updates that wait for the next rendezvous.
     updates: Sequence[Any] = ()
 
     def __init__(
@@ -209,31 +205,16 @@ class ReplicaState(ABC):
         variables: Sequence[keras.Variable],
         numbers: Sequence[Any] = (),
     ) -> list[Any]:
-        """Sums gradients over replicas, weighted by replica, in a meeting, and
-        this worker's part of numbers over workers."""
+        """Sums gradients over replicas, weighted by replica, and this worker's
+        part of numbers over workers; called at a rendezvous."""
         # A runner that carries none need not know of numbers.
         told = (numbers,) if numbers else ()
         return self.runner.sum_gradients(
             self.replica, gradients, weights, variables, *told
         )
 
-    def total(self, what: str, value: Any) -> Any:
-        """Sums a number or a tensor over all replicas, without gradients."""
-
-        def add(values: list[Any]) -> Any:
-            own = functools.reduce(operator.add, values)
-            workers = self.replica.group.workers
-            if workers is None:
-                return own
-            total = workers.sum([ops.convert_to_tensor(own)])[0]
-            if isinstance(own, int) and not keras_internals.in_tf_graph():
-                return int(total)
-            return total
-
-        return self.replica.meet(what, add, value)
-
     def of_its_own(self, values: list[Any]) -> list[Any]:
-        """Returns tensors in the form in which a meeting can sum them."""
+        """Returns tensors in the form in which a rendezvous can sum them."""
         return values
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
@@ -247,7 +228,7 @@ class ReplicaState(ABC):
         """Refuses variables of others to change, or of none to train."""
 
     def forget(self, variables: Iterable[keras.Variable]) -> None:
-        """Has variables read again, because a meeting has changed them."""
+        """Has variables read again, because a rendezvous has changed them."""
         for variable in variables:
             self.scope.state_mapping.pop(id(variable), None)
 
@@ -321,7 +302,7 @@ class ReplicaStep(ReplicaState):
         self.alike.update(map(id, variables))
 
     def have_rows(self, what: str, everyone: Sequence[Entry]) -> list[bool]:
-        """Returns which leaves of replicas have rows, in a meeting."""
+        """Returns which leaves of replicas have rows, at a rendezvous."""
         sizes = [(sizes_of(leaves), share) for leaves, share in everyone]
         workers = self.replica.group.workers
         have_rows = self.handed.have_rows(what, sizes, workers)

@@ -36,12 +36,12 @@ class FourthReplica(Replica):
         self.round = round_
         self.home = home
 
-    def meet(self, what, fn, value):
+    def rendezvous(self, what, fn, value):
         def hold(values):
             with outside_replicas(), torch.no_grad():
                 return fn(values)
 
-        return self.round.meet(self.index, what, hold, value)
+        return self.round.rendezvous(self.index, what, hold, value)
 
     def read(self, variable):
         value = self.home(variable).read(self.index)

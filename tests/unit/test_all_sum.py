@@ -26,12 +26,12 @@ class Simple(Replica):
         super().__init__(index, share)
         self.round = round_
 
-    def meet(self, what, fn, value):
+    def rendezvous(self, what, fn, value):
         def hold(values):
             with outside_replicas():
                 return fn(values)
 
-        return self.round.meet(self.index, what, hold, value)
+        return self.round.rendezvous(self.index, what, hold, value)
 
     def read(self, variable):
         return None

@@ -16,7 +16,7 @@ def run(*fns):
 
     def bound(index, fn):
         def meet(value, what="a sum", hold=sum):
-            return round_.meet(index, what, hold, value)
+            return round_.rendezvous(index, what, hold, value)
 
         return lambda: fn(meet)
 

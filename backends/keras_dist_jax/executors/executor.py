@@ -212,7 +212,7 @@ class JaxExecutor(Executor):
             if self.workers.is_small(size):
                 return None  # the components travel in a frame
             layout = f"{value.joined.dtype}{list(value.joined.shape[1:])}"
-            self.workers.meet(f"a reduction by {op.name}", layout)
+            self.workers.barrier(f"a reduction by {op.name}", layout)
         result = self.throttle.run(total, value.joined)
         return self._resting(self.layout.to_local(result))
 

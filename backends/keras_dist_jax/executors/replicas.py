@@ -116,7 +116,9 @@ class JaxReplica(Replica):
         self._devices = devices
         self._device = devices[index]
 
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+    def rendezvous(
+        self, what: str, fn: Callable[[list[Any]], T], value: Any
+    ) -> T:
         for leaf in jax.tree.leaves(value):
             if isinstance(leaf, jax.core.Tracer):
                 raise UnsupportedModelError(
@@ -133,7 +135,7 @@ class JaxReplica(Replica):
             with outside_replicas(), default_device(self._home):
                 return fn(values)
 
-        result: T = self._round.meet(self.index, what, hold, value)
+        result: T = self._round.rendezvous(self.index, what, hold, value)
         here: T = jax.tree.map(self._here, result)
         return here
 
@@ -143,13 +145,13 @@ class JaxReplica(Replica):
         return leaf
 
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        def meet(replica: JaxReplica, value: Any) -> Any:
+        def add(replica: JaxReplica, value: Any) -> Any:
             if total is not None:
                 return total
             value = jax.device_put(value, replica._device)
             return replica.all_reduce(what, value)
 
-        return summed_by(lambda: self, what, meet)(value)
+        return summed_by(lambda: self, what, add)(value)
 
     def at_home(self, value: Any) -> Any:
         return jax.device_put(value, self._devices[0])

@@ -266,19 +266,26 @@ class TracedReplica(Replica):
         super().__init__(trace.index, WHOLE)
         self._trace = trace
 
-    def meet(self, what: str, fn: Callable[[list[Any]], T], value: Any) -> T:
+    def rendezvous(
+        self, what: str, fn: Callable[[list[Any]], T], value: Any
+    ) -> T:
         everyone = self._trace.everyone(value)
         with outside_replicas(), opened(self._trace.scope):
             return fn(everyone)
 
     def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
         def add(replica: TracedReplica, value: Any) -> Any:
-            if total is not None:
-                return total
-            trace = replica._trace
-            return trace.collective(ReduceOp.SUM, trace.traced(value))
+            return replica.all_reduce(what, value) if total is None else total
 
         return summed_by(_traced_replica, what, add)(value)
+
+    def all_reduce(self, what: str, value: Any) -> Any:
+        trace, layout = self._trace, self._trace.layout
+        of_one = layout.is_global and len(layout.devices) == 1
+        if isinstance(value, int) and not of_one:
+            return value * trace.count
+        # Workers of one device each may have different numbers.
+        return trace.collective(ReduceOp.SUM, trace.traced(value))
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:
         along = check_gather([value] * self._trace.count, axis)
@@ -368,16 +375,6 @@ class TracedCall(ReplicaCall):
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         self._trace.write(variable, value)
-
-    def total(self, what: str, value: Any) -> Any:
-        layout = self._trace.layout
-        if (
-            isinstance(value, int)
-            and layout.is_global
-            and len(layout.devices) == 1
-        ):
-            return lax.psum(self._trace.traced(value), AXIS)
-        return super().total(what, value)
 
     def of_its_own(self, values: list[Any]) -> list[Any]:
         return OwnList(values)

@@ -289,7 +289,7 @@ class LayoutWorkers(Protocol):
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns the chief's tensors."""
 
-    def meet(self, what: str) -> None:
+    def barrier(self, what: str) -> None:
         """Waits for all workers, which have to come for the same."""
 
     def compare_program(self, described: str) -> None:
@@ -358,12 +358,12 @@ class WideLayout(MeshLayout):
         axis, part = arrays.axis_of(array), arrays.own_part(array)
         if axis is None:  # each worker has all of it
             return part
-        self._workers.meet(f"a read of {name}")
+        self._workers.barrier(f"a read of {name}")
         found = self._workers.gather([part])
         return np.concatenate([np.asarray(own) for (own,) in found], axis)
 
     def chiefs(self, value: Any, name: str) -> Any:
-        self._workers.meet(f"an assignment of {name}")
+        self._workers.barrier(f"an assignment of {name}")
         return self._workers.broadcast([value])[0]
 
     def compare_program(self, described: str) -> None:

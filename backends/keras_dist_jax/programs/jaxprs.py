@@ -22,7 +22,7 @@ from keras_dist_jax.jax_internals import with_parts
 
 # The axis of the mesh that replicas meet over.
 AXIS = "replica"
-# Equations that name the axis, without a meeting.
+# Equations that name the axis, without a rendezvous.
 _MEET_NOBODY = {"axis_index", "pvary"}
 # Parameters with the one program that an equation calls on its own operands.
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")

@@ -30,7 +30,7 @@ class ChiefsRequests:
     @contextlib.contextmanager
     def asked_or_served(self) -> Iterator[None]:
         """Lets the chief use variables inside; others come in when it ends."""
-        self._workers.meet("all variables, to save or load them")
+        self._workers.barrier("all variables, to save or load them")
         if not self._workers.cluster.is_chief:
             while self._serves():
                 pass

@@ -43,7 +43,7 @@ class TargetWorkers(JaxWorkers):
     def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
         return [list(numbers) for _ in range(self.cluster.num_workers)]
 
-    def meet(self, what: str, layout: str = "") -> None:
+    def barrier(self, what: str, layout: str = "") -> None:
         """There is nobody to wait for."""
 
     def watched(self, throttle: Throttle) -> Throttle:

@@ -282,8 +282,8 @@ class TorchBenchmarks(Benchmarks):
     def fit_collectives(
         self, loop: loops.Loop, steps: int, num_replicas: int
     ) -> int:
-        """Counts the meetings of the first replica with the others."""
-        with Profile({TorchReplica.meet.__code__}) as profile:
+        """Counts the rendezvous of the first replica with the others."""
+        with Profile({TorchReplica.rendezvous.__code__}) as profile:
             loop.run(steps)
         return profile.of_wanted
 

@@ -61,7 +61,7 @@ class TrainingState:
                 "it with `model.build(input_shape)`, or call it on a batch."
             )
         if self._workers is not None:
-            self._workers.meet("save_sharded or restore_sharded")
+            self._workers.barrier("save_sharded or restore_sharded")
 
     def save(
         self, notes: Mapping[str, Any] | None = None, wait: bool = True

@@ -43,13 +43,13 @@ def test_replicas_meet_once_to_update_and_once_to_end(monkeypatch, layers):
     )
     strategy.run(train_step, args=(batch,))
     met = []
-    original = TorchReplica.meet
+    original = TorchReplica.rendezvous
 
-    def meet(self, what, fn, value):
+    def rendezvous(self, what, fn, value):
         met.append((self.index, what))
         return original(self, what, fn, value)
 
-    monkeypatch.setattr(TorchReplica, "meet", meet)
+    monkeypatch.setattr(TorchReplica, "rendezvous", rendezvous)
     strategy.run(train_step, args=(batch,))
     for replica in range(2):
         own = [what for index, what in met if index == replica]

@@ -1,6 +1,8 @@
 """Replicas as threads: counts, memory, and code that is torch's own."""
 
 import gc
+import signal
+import time
 
 import keras
 import numpy as np
@@ -55,22 +57,22 @@ def test_a_replica_costs_little_more_than_plain_keras(calls_a_step):
         with strategy_of(num_replicas).scope():
             model = make_model(metrics=["accuracy"])
         calls[num_replicas] = calls_a_step(model, X, Y)
-    # Replica 0 runs in this thread, with all the meetings it takes part in.
+    # Replica 0 runs in this thread, with all the rendezvous it takes part in.
     assert calls[2] <= 1.35 * plain
     assert calls[4] <= 1.45 * plain
 
 
-def meetings_of_a_step(monkeypatch, model, rows=8):
+def rendezvous_of_a_step(monkeypatch, model, rows=8):
     model.train_on_batch(X[:rows], Y[:rows])
     met = []
-    hold = threads.Round._hold_meeting
+    hold = threads.Round._hold_rendezvous
 
     def recording(self):
         met.append(next(iter(self._waiting.values()))[0])
         hold(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(threads.Round, "_hold_meeting", recording)
+        patch.setattr(threads.Round, "_hold_rendezvous", recording)
         model.train_on_batch(X[:rows], Y[:rows])
     return met
 
@@ -82,12 +84,35 @@ def test_one_meeting_for_all_gradients(monkeypatch, num_layers):
             *(keras.layers.Dense(4) for _ in range(num_layers)),
             metrics=["accuracy", "sparse_categorical_crossentropy"],
         )
-    met = meetings_of_a_step(monkeypatch, model)
+    met = rendezvous_of_a_step(monkeypatch, model)
     assert met == [
         "the update by optimizer 'adam'",
         "the metrics 'loss', 'compile_metrics'",
-        "the end of the step",
     ]
+
+
+class _Interrupted(keras.optimizers.SGD):
+    """Ctrl-C while the first of the variables is updated."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.2)
+
+
+def test_an_update_is_whole_though_ctrl_c_comes():
+    with strategy_of(2).scope():
+        model = make_model(keras.layers.Dense(4))
+        model.compile(_Interrupted(0.1), "mse")
+    weights = model.get_weights()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            model.train_on_batch(X[:8], X[:8, :3])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    for old, new in zip(weights, model.get_weights(), strict=True):
+        assert (old != new).any()
 
 
 def test_batch_normalization_meets_twice_each_way(monkeypatch):
@@ -95,7 +120,7 @@ def test_batch_normalization_meets_twice_each_way(monkeypatch):
         model = make_model(
             keras.layers.Dense(4), keras.layers.BatchNormalization(name="bn")
         )
-    met = meetings_of_a_step(monkeypatch, model)
+    met = rendezvous_of_a_step(monkeypatch, model)
     statistics = "the batch statistics of layer 'bn'"
     assert met.count(statistics) == 2
     assert met.count(f"the gradient of {statistics}") == 2
