@@ -194,12 +194,7 @@ class Executor(ABC):
         Raises:
             ValueError: If shapes differ.
         """
-        here = [self.put(value, self.plan.primary) for value in values]
-        if self.workers is None:
-            return self.mirror(combine(op, here))
-        own = combine(total_of(op), here)
-        count = self.plan.num_replicas
-        return self.mirror(self.workers.combine(op, own, count))
+        return self.combine_all(op, [values])[0]
 
     def combine_all(
         self, op: ReduceOp, values: Sequence[Sequence[Any]]
@@ -213,20 +208,16 @@ class Executor(ABC):
         Returns:
             List with a tensor for each value, where variables are.
         """
-        if self.workers is None or op not in (ReduceOp.SUM, ReduceOp.MEAN):
-            return [self.combine(op, each) for each in values]
-        own = [
-            combine(
-                ReduceOp.SUM, [self.put(v, self.plan.primary) for v in each]
-            )
+        primary = self.plan.primary
+        within = op if self.workers is None else total_of(op)
+        combined = [
+            combine(within, [self.put(value, primary) for value in each])
             for each in values
         ]
-        what = "a mean" if op is ReduceOp.MEAN else "a sum"
-        totals = self.workers.sum(own, what=what)
-        if op is ReduceOp.MEAN:
+        if self.workers is not None:
             count = self.plan.num_replicas
-            totals = [ops.true_divide(total, count) for total in totals]
-        return [self.mirror(total) for total in totals]
+            combined = self.workers.combine(op, combined, count)
+        return [self.mirror(value) for value in combined]
 
     def combine_whole(self, op: ReduceOp, value: Any) -> Any:
         """Reduces a `PerReplica` that the backend stores as one array.

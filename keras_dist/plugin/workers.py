@@ -422,15 +422,17 @@ class Workers(ABC):
         """Leaves the cluster; a process that `failed` does not wait for
         others."""
 
-    def combine(self, op: ReduceOp, value: Any, num_replicas: int) -> Any:
+    def combine(
+        self, op: ReduceOp, values: Sequence[Any], num_replicas: int
+    ) -> list[Any]:
         """Combines the workers' partial results; for `MEAN`, these are sums."""
         if op is ReduceOp.SUM:
-            return self.sum([value])[0]
+            return self.sum(values)
         if op is ReduceOp.MEAN:
-            (total,) = self.sum([value], what="a mean")
-            return ops.true_divide(total, num_replicas)
-        everyone = self.gather([value], what=f"a reduction by {op.name}")
-        return combine(op, [each[0] for each in everyone])
+            totals = self.sum(values, what="a mean")
+            return [ops.true_divide(total, num_replicas) for total in totals]
+        everyone = self.gather(values, what=f"a reduction by {op.name}")
+        return [combine(op, each) for each in zip(*everyone, strict=True)]
 
 
 def _total(values: Sequence[np.ndarray]) -> np.ndarray:

@@ -172,23 +172,24 @@ class JaxExecutor(Executor):
         own = copy_of(own)
         return self._home.place(own)
 
-    def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
-        trace = current_trace()
-        if trace is not None:
-            if trace.of_replica is not None:
-                combined = trace.of_replica.combine(op, values)
-                if combined is not None:
-                    return combined
-            if self.workers is not None:  # the values are of all replicas
-                return combine(op, list(values))
-        return super().combine(op, values)
-
     def combine_all(
         self, op: ReduceOp, values: Sequence[Sequence[Any]]
     ) -> list[Any]:
-        if current_trace() is not None:
-            return [self.combine(op, each) for each in values]
-        return super().combine_all(op, values)
+        trace = current_trace()
+        if trace is None:
+            return super().combine_all(op, values)
+        return [self._combine_traced(op, each, trace) for each in values]
+
+    def _combine_traced(
+        self, op: ReduceOp, values: Sequence[Any], trace: Any
+    ) -> Any:
+        if trace.of_replica is not None:
+            combined = trace.of_replica.combine(op, values)
+            if combined is not None:
+                return combined
+        if self.workers is not None:  # the values are of all replicas
+            return combine(op, list(values))
+        return super().combine_all(op, [values])[0]
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
         if current_trace() is not None and self.workers is not None:
