@@ -189,7 +189,7 @@ class TurnsExecutor(MemoryExecutor, ReplicaRunner):
 
     def __init__(self, plan):
         super().__init__(plan)
-        self.meetings = []
+        self.sums = []
         self.pool = BatonPool(self.capture)
 
     @property
@@ -214,7 +214,7 @@ class TurnsExecutor(MemoryExecutor, ReplicaRunner):
         )
 
     def sum_gradients(self, replica, gradients, weights, variables):
-        self.meetings.append(len(gradients))
+        self.sums.append(len(gradients))
         return [
             sum(w * g for w, g in zip(weights, each, strict=True))
             for each in zip(*gradients, strict=True)
@@ -368,7 +368,7 @@ for ours, theirs in zip(spared.get_weights(), plain.get_weights(), strict=True):
 
 # The backend also does, and sums gradients once in each step.
 np.testing.assert_allclose(losses, expected, rtol=1e-4)
-assert turns.executor.meetings == [3] * len(batches)
+assert turns.executor.sums == [3] * len(batches)
 for ours, theirs in zip(
     model.get_weights(), reference.get_weights(), strict=True
 ):

@@ -17,14 +17,14 @@ from keras_dist.internals.hooks import as_hook
 from keras_dist.replica.state import current_replica
 
 
-class _CurrentBarrier(threading.local):
-    barrier: "Barrier | None" = None
+class _Current(threading.local):
+    order: "AssignmentOrder | None" = None
 
 
-_current = _CurrentBarrier()
+_current = _Current()
 
 
-class Barrier:
+class AssignmentOrder:
     """Control dependencies of assignments; `checks` may fail."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Barrier:
     def hold(self) -> Iterator[None]:
         """Makes new operations wait for the gradients and checks so far."""
         waits = tf.control_dependencies([*self._tensors, *self.checks])
-        with replaced(_current, barrier=self), waits:
+        with replaced(_current, order=self), waits:
             yield
 
     def passed(self, tensors: list[Any]) -> None:
@@ -46,8 +46,8 @@ class Barrier:
 
 def wait_for(check: Any) -> None:
     """Makes later assignments of the current step wait for an operation."""
-    if _current.barrier is not None:
-        _current.barrier.checks.append(check)
+    if _current.order is not None:
+        _current.order.checks.append(check)
 
 
 def _build(optimizer: Any, variables: list[Any]) -> None:
@@ -86,12 +86,12 @@ def hook_apply(
         for g in grads
         if g is not None
     ]
-    barrier = _current.barrier
-    checks = [] if barrier is None else barrier.checks
+    order = _current.order
+    checks = [] if order is None else order.checks
     waits = tf.control_dependencies([*tensors, *checks])
-    with replaced(_current, barrier=None), waits:
+    with replaced(_current, order=None), waits:
         original(self, grads, trainable_variables)
     # `None` for an optimizer inside of another one, such as that of
     # `LossScaleOptimizer`: its gradients may be in a branch.
-    if barrier is not None:
-        barrier.passed(tensors)
+    if order is not None:
+        order.passed(tensors)

@@ -30,7 +30,7 @@ from keras_dist.replica.variables import CentralVariable
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
-from keras_dist_tensorflow.atomic import Barrier
+from keras_dist_tensorflow.atomic import AssignmentOrder
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
 from keras_dist_tensorflow.replica import TensorFlowReplica
@@ -220,7 +220,7 @@ class HostedRound(threads.Round):
         # replicas do not record rendezvous.
         super().__init__(num_replicas + 1)
         self._place = place
-        self._barrier = Barrier()
+        self._order = AssignmentOrder()
 
     def play(self, index: int, fn: Callable[[], Any]) -> None:
         def noted() -> Any:
@@ -247,7 +247,7 @@ class HostedRound(threads.Round):
             with (
                 outside_replicas(state),
                 natives.on_device(self._place),
-                self._barrier.hold(),
+                self._order.hold(),
             ):
                 return hold(values)
 

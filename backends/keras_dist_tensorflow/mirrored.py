@@ -25,7 +25,7 @@ from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
-from keras_dist_tensorflow.atomic import Barrier
+from keras_dist_tensorflow.atomic import AssignmentOrder
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
 from keras_dist_tensorflow.replica import TensorFlowReplica
@@ -100,16 +100,16 @@ class TensorFlowReplicaExecutor(StepExecutor):
         # the user's.
         if natives.creation.has_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
-        is_in_meeting = tf.distribute.get_strategy() is self.native
+        is_at_rendezvous = tf.distribute.get_strategy() is self.native
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
-            if is_in_meeting:
+            if is_at_rendezvous:
                 return natives.apart(
                     lambda: tf.Variable(**kwargs), self.plan.primary
                 )
             with natives.one_copy(), natives.on_device(self.plan.primary):
                 return next_creator(**kwargs)
-        if is_in_meeting:
+        if is_at_rendezvous:
             return next_creator(**kwargs)
         with self.native.scope():
             return tf.Variable(**kwargs)
@@ -177,7 +177,7 @@ class MirroredRound:
     def __init__(self, num_replicas: int) -> None:
         self._arrived: list[tuple[str, Any]] = [("", None)] * num_replicas
         self._result: Any = None
-        self._barrier = Barrier()
+        self._order = AssignmentOrder()
         # Pairs of a `tf.Variable` that was written in place and its old value.
         self.overwritten: list[tuple[Any, Any]] = []
 
@@ -208,7 +208,7 @@ class MirroredRound:
                 raise divergence(places)
             values = [value for _, value in self._arrived]
             # `merge_call` runs this in the caller's thread, not in a replica's.
-            with outside_replicas(state), self._barrier.hold():
+            with outside_replicas(state), self._order.hold():
                 self._result = fn(values)
 
         tf.distribute.get_replica_context().merge_call(hold)

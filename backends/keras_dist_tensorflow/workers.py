@@ -17,7 +17,7 @@ from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
 from keras_dist.core.rows import Share
-from keras_dist.plugin.meetings import Meetings
+from keras_dist.plugin.messages import Messages
 from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.calls import Calls
@@ -72,9 +72,9 @@ class TensorFlowWorkers(Workers):
         self.num_traced = 0
         self._calls = Calls(cluster, self.recorder)
         self._calls.start(has_pulse=False)
-        self.meetings = Meetings(cluster, self._calls, self._check)
+        self.messages = Messages(cluster, self._calls, self._check)
         if cluster.is_chief:
-            self.meetings.say("the start", "")
+            self.messages.say("the start", "")
 
     def swap(self, own: np.ndarray) -> np.ndarray:
         words = np.pad(own, (0, -own.size % 4)).view(np.int32)

@@ -28,7 +28,7 @@ from keras_dist.plugin.bodies import Like
 from keras_dist.plugin.heartbeats import SILENCE
 from keras_dist.plugin.heartbeats import Heartbeats
 from keras_dist.plugin.heartbeats import lost_error
-from keras_dist.plugin.meetings import Meetings
+from keras_dist.plugin.messages import Messages
 from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.workers import Workers
 from keras_dist_torch.stores import StoreBoard
@@ -81,7 +81,7 @@ class TorchWorkers(Workers):
         )
         self._beats.recorder = self.recorder
         self._beats.start()
-        self.meetings = Meetings(cluster, self._beats, self.check)
+        self.messages = Messages(cluster, self._beats, self.check)
 
     def _group(self, name: str, is_nccl: bool) -> Any:
         cluster = self.cluster

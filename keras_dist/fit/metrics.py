@@ -96,7 +96,10 @@ def hook_metrics(metrics: Sequence[keras.metrics.Metric]) -> None:
 
 
 def flush(step: ReplicaStep) -> None:
-    """Meets the other replicas for all pending metric updates, if any."""
+    """Meets the other replicas for all pending metric updates, if any.
+
+    At the end of a step, variables get what the replicas assigned there, too.
+    """
     waiting, step.waiting = step.waiting, None
     if waiting is not None:
         waiting()
@@ -124,6 +127,7 @@ def flush(step: ReplicaStep) -> None:
     if step.is_ending:
         step.forget(written)
         step.writes.clear()
+        step.set_anew.clear()
         step.has_ended = True
 
 

@@ -162,7 +162,6 @@ class Steps:
             ) as step:
                 step.counts_losses = not is_predicting
                 step.ends_with_metrics = is_of_keras
-                step.is_ending = is_of_keras and name == "test_step"
                 return _finish(step, method(part), join_rows=is_predicting)
 
         return on_replica
@@ -196,9 +195,11 @@ def _has_own_metrics(model: keras.Model) -> bool:
 
 
 def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
-    """Ends a step: commits assignments, and joins rows or averages logs."""
+    """Ends a step: commits assignments, if metrics have not, and joins rows or
+    averages logs."""
     flush(step)
-    step.replica.check_values(step.model, step.scope.state_mapping)
+    if not step.has_ended:
+        step.replica.check_values(step.model, step.scope.state_mapping)
     known = [id(leaf) in step.results for leaf in nests.flatten(result)]
     is_alike = not (join_rows or step.writes) and all(known)
     if is_alike and (step.replica.is_only or step.has_ended):

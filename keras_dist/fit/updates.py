@@ -39,23 +39,41 @@ def update(
     """
     grads = list(grads)
     _check_values(step)
+    waiting, step.waiting = step.waiting, None
+    if waiting is not None:
+        waiting()
     own = variables
     if own is None:
         own = trainable_variables(optimizer)
     carries = isinstance(step, state.ReplicaStep) and step.runner.carries(own)
+    is_last = _is_last(step, optimizer)
+    is_ending = is_last and _only_loss_is_tracked(step)
     update_now = functools.partial(
         _update_together, step, optimizer, apply, grads, variables, carries
     )
     is_of_keras = not overrides(type(optimizer), "apply")
-    if (
-        carries
-        and step.ends_with_metrics
-        and is_of_keras
-        and "apply" not in vars(optimizer)
-    ):
+    if carries and is_last and is_of_keras and "apply" not in vars(optimizer):
         step.waiting = update_now
     else:
         update_now()
+    step.is_ending = is_ending
+
+
+def _is_last(
+    step: state.ReplicaState, optimizer: keras.optimizers.Optimizer
+) -> bool:
+    """Returns whether nothing follows an update in its step but metrics."""
+    return (
+        isinstance(step, state.ReplicaStep)
+        and step.ends_with_metrics
+        and optimizer is step.model.optimizer
+    )
+
+
+def _only_loss_is_tracked(step: Any) -> bool:
+    """Returns whether no layer has updated a metric in a step so far."""
+    tracker = step.model._loss_tracker
+    return all(update.metric is tracker for update in step.updates)
 
 
 def _check_values(step: state.ReplicaState) -> None:
@@ -125,8 +143,6 @@ def _update_together(
     step.forget(optimizer.variables)
     for rider in riders:
         step.forget(rider.metric.variables)
-    if isinstance(step, state.ReplicaStep):
-        step.is_ending = step.ends_with_metrics
 
 
 def _check_count(

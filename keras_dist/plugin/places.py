@@ -2,8 +2,8 @@
 
 Sizes alone can't tell, where replicas have equally many rows. So a step is
 split unevenly, and the axis whose size differs has the rows. Replicas run one
-after another there: the first goes by sizes, and at a rendezvous all have
-drawn. If sizes were wrong, the step begins anew.
+after another there: the first goes by sizes, and where they first meet, all
+have drawn. If sizes were wrong, the step begins anew.
 """
 
 import itertools

@@ -193,8 +193,11 @@ class Replica(ABC):
 
         def add(values: list[Any]) -> Any:
             workers = self.group.workers
-            if isinstance(value, int):
+            are_integers = [isinstance(each, int) for each in values]
+            if all(are_integers):
                 return _sum_of_integers(values, workers, what)
+            if any(are_integers):
+                values = [ops.convert_to_tensor(each) for each in values]
             check_shapes(values)
             own = functools.reduce(operator.add, map(self.at_home, values))
             return own if workers is None else workers.sum([own], what=what)[0]

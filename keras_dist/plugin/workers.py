@@ -31,8 +31,8 @@ from keras_dist.plugin.frames import frame_size
 from keras_dist.plugin.frames import packed
 from keras_dist.plugin.frames import room
 from keras_dist.plugin.frames import unpacked
-from keras_dist.plugin.meetings import Meetings
-from keras_dist.plugin.meetings import could_not
+from keras_dist.plugin.messages import Messages
+from keras_dist.plugin.messages import could_not
 from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist.plugin.recorder import apart
@@ -67,7 +67,7 @@ class Workers(ABC):
     """
 
     # `None` where workers are only simulated.
-    meetings: Meetings | None = None
+    messages: Messages | None = None
     # False where tensors are only described, as in a simulation.
     have_values = True
 
@@ -398,7 +398,7 @@ class Workers(ABC):
 
         A thread in the background takes no collective for it; elsewhere, a
         collective shows sooner that a worker is lost. A name is used once."""
-        assert self.meetings is not None
+        assert self.messages is not None
 
         def checked() -> str:
             text, failure = "", None
@@ -409,7 +409,7 @@ class Workers(ABC):
             self.check_all(failure, what)
             return text
 
-        return self.meetings.exchange(
+        return self.messages.exchange(
             name, what, fn if in_background else checked
         )
 

@@ -350,8 +350,8 @@ def agreed(
             for flag, value, own in zip(differ, chiefs, found, strict=True)
         ]
         found, differ = chiefs, workers.sum(differ)
-    executor.refuse(differ, error)
-    return found
+    # A graph must not use the values before: it may drop what only waits.
+    return executor.refuse(differ, error, found)
 
 
 def _differ(one: Any, other: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One replica's variables while it runs, and what waits for others."""
+"""The state of one replica while it runs: what it reads and assigns."""
 
 import contextlib
 import threading
@@ -146,6 +146,8 @@ class ReplicaState(ABC):
 
     # Whether nothing follows the update by an optimizer but Keras' metrics.
     ends_with_metrics = False
+    # Whether that update was made, or waits.
+    is_ending = False
     # That update, while it waits for metrics, to meet others but once.
     waiting: Callable[[], None] | None = None
     # Metric updates that wait for the next rendezvous.
@@ -260,9 +262,8 @@ class ReplicaStep(ReplicaState):
         # Whether a loss returned a value for each row of the global batch.
         self.has_global_rows = False
         self.counts_losses = True
-        # Whether no variable is assigned from now on, but by metrics; and
-        # whether all that were have got their values.
-        self.is_ending = self.has_ended = False
+        # Whether what was assigned before has been committed.
+        self.has_ended = False
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:

@@ -10,9 +10,11 @@ from parity import models
 from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import assert_same
+from parity.harness import central
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import state_of
+from parity.harness import strategy
 
 FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 
@@ -93,6 +95,32 @@ class LastSum(Watches):
         variable.assign(ops.cast(ops.sum(ops.abs(x) * 9), variable.dtype))
 
 
+class AroundAMetric(Watches):
+    """Assigned before and after a metric is read, which all replicas update."""
+
+    dtypes = ("float32",)
+
+    def build(self, input_shape):
+        super().build(input_shape)
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def see(self, x, variable):
+        variable.assign(ops.sum(x))
+        self.mean.update_state(ops.sum(x, axis=-1))
+        self.mean.result()
+        variable.assign_add(ops.sum(x))
+
+
+class OutOfPlace(AroundAMetric):
+    """Replicas differ while a metric is read, and then no longer."""
+
+    aggregation = "none"
+
+    def see(self, x, variable):
+        super().see(x, variable)
+        variable.assign(ops.ones(()))
+
+
 class Shared(Watches):
     """A moving average of sums: the same on each replica."""
 
@@ -136,6 +164,8 @@ CASES = [
     InTraining,
     in_a_layer(Rows),
 ]
+if BACKEND != "jax":  # where Keras' step can't read a metric of a layer
+    CASES += [AroundAMetric, OutOfPlace]
 
 
 def _outcome(count, layer, rows, run_eagerly=False):
@@ -162,6 +192,17 @@ def _outcome(count, layer, rows, run_eagerly=False):
 def test_same_numbers(layer, num_replicas):
     # 15 rows: shares of one size, of several, and of none.
     assert_same(_outcome(num_replicas, layer, 15), _outcome(None, layer, 15))
+
+
+@pytest.mark.parametrize("make", [strategy, central])
+def test_calls_are_counted_where_nothing_is_trained(make):
+    """Each step reads what the last one has assigned, and not this one."""
+    with make(2).scope():
+        model = models.sequence(Steps, models.dense())()
+        model.compile("sgd", "mse", jit_compile=JIT)
+    for _ in range(10):
+        model.evaluate(**models.table(20), batch_size=2, verbose=0)
+    assert {float(_number(each)) for each in model.layers[0].seen} == {100.0}
 
 
 def test_run_eagerly():

@@ -25,7 +25,7 @@ def run(*fns):
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 5])
-def test_meetings_give_every_replica_the_result(num_replicas):
+def test_rendezvous_give_every_replica_the_result(num_replicas):
     def replica(meet):
         return meet(1), meet(10), meet(100)
 
@@ -62,13 +62,13 @@ def test_replica_0_is_the_callers_thread():
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-@pytest.mark.parametrize("meetings_before", [0, 1])
-def test_the_failure_of_one_ends_all(failing, meetings_before):
+@pytest.mark.parametrize("rendezvous_before", [0, 1])
+def test_the_failure_of_one_ends_all(failing, rendezvous_before):
     reached = []
 
     def replica(index):
         def fn(meet):
-            for _ in range(meetings_before):
+            for _ in range(rendezvous_before):
                 meet(0)
             if index == failing:
                 raise KeyError("mine")
@@ -83,7 +83,7 @@ def test_the_failure_of_one_ends_all(failing, meetings_before):
     assert not reached
 
 
-def test_the_failure_of_a_meeting_reaches_the_caller():
+def test_the_failure_of_a_rendezvous_reaches_the_caller():
     def hold(values):
         raise ZeroDivisionError
 
@@ -91,7 +91,7 @@ def test_the_failure_of_a_meeting_reaches_the_caller():
         run(*[lambda meet: meet(0, hold=hold)] * 3)
 
 
-def test_unequal_numbers_of_meetings_name_who_waits_for_what():
+def test_unequal_numbers_of_rendezvous_name_who_waits_for_what():
     def meets_twice(meet):
         meet(0)
         meet(0, what="metric 'accuracy'")
@@ -103,7 +103,7 @@ def test_unequal_numbers_of_meetings_name_who_waits_for_what():
     assert "replica 1 had already ended" in message
 
 
-def test_different_meetings_are_named():
+def test_different_rendezvous_are_named():
     with pytest.raises(ReplicaDivergenceError, match="at loss.*at metric"):
         run(
             lambda meet: meet(0, what="loss 'mse'"),

@@ -44,6 +44,25 @@ class Keeps(layers.Layer):
         return x
 
 
+class WithTwoOptimizers(keras.Model):
+    """Has one for a number beside the layers, which the loss calls."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.number = self.add_weight(
+            shape=(), initializer="ones", trainable=False, name="number"
+        )
+        self.of_number = keras.optimizers.SGD(0.1)
+        self.of_number.build([self.number])
+
+    def compute_loss(self, *args, training=True, **kwargs):
+        loss = super().compute_loss(*args, training=training, **kwargs)
+        if training:
+            gradient = ops.convert_to_tensor(0.5)
+            self.of_number.apply([gradient], [self.number])
+        return loss
+
+
 class Disagrees(Keeps):
     def call(self, x):
         self.calls.assign_add(ops.max(x))
@@ -81,6 +100,12 @@ def numbers():
     return flat("evaluate", logs)
 
 
+def two_optimizers():
+    model = _model(layers.Activation("tanh"), WithTwoOptimizers)
+    model.fit(*_data(20), batch_size=8, shuffle=False, verbose=0)
+    return state_of(model)
+
+
 def table():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, Table()(inputs))
@@ -104,6 +129,7 @@ def logs_apart():
 SAME = {"kept": kept, "table": table}
 if BACKEND != "jax":  # where a `test_step` has other arguments
     SAME["numbers"] = numbers
+    SAME["two_optimizers"] = two_optimizers
 APART = {"apart": apart, "logs_apart": logs_apart}
 
 

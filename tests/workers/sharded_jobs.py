@@ -346,8 +346,9 @@ def beyond_dtensor():
 
 def bytes_of_slots():
     """PyTorch: what a model with Adam adds to the bytes of all tensors, with
-    its slots in parts, and whole."""
+    its slots in parts, and whole; then what is largest with parts."""
     from workers.sharded_variables_jobs import bytes_of_tensors
+    from workers.sharded_variables_jobs import memory_of_tensors
 
     found = []
     for strategy in in_cluster(), keras_dist.MultiWorkerMirroredStrategy():
@@ -363,8 +364,10 @@ def bytes_of_slots():
             variable.value.grad = None
         model.optimizer.variables[2].numpy()
         found.append(bytes_of_tensors() - before)
+        if len(found) == 1:
+            largest = memory_of_tensors()[:12]
         del x, model, variable
-    return found
+    return *found, largest
 
 
 def collectives(optimizer_options, initial_scale=None, least_elements=1):

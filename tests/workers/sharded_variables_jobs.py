@@ -108,14 +108,20 @@ def frozen_bytes_kept(_):
 
 def bytes_of_tensors():
     """Bytes of the memory of all tensors that are alive."""
+    return sum(size for size, *_ in memory_of_tensors())
+
+
+def memory_of_tensors():
+    """The bytes, type and shape of each memory that tensors have, by size."""
     gc.collect()
-    sizes = {}
+    found = {}
     for each in gc.get_objects():
         if isinstance(each, torch.Tensor) and not each.is_meta:
             local = getattr(each, "_local_tensor", each)
             storage = local.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
+            kind, shape = type(each).__name__, tuple(local.shape)
+            found[storage._cdata] = storage.nbytes(), kind, shape
+    return sorted(found.values(), reverse=True)
 
 
 def collectives(_):

@@ -13,7 +13,7 @@ def found():
     )
 
 
-def test_meetings_of_a_fit_and_of_an_epoch(found):
+def test_exchanges_of_a_fit_and_of_an_epoch(found):
     # For the call with its data and random states, for the variables, and at
     # the end of each epoch.
     for counts, _ in found:

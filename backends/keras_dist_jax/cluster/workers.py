@@ -25,7 +25,7 @@ from keras_dist.errors import ClusterError
 from keras_dist.errors import KerasDistError
 from keras_dist.plugin.bodies import Like
 from keras_dist.plugin.bodies import values_of
-from keras_dist.plugin.meetings import Meetings
+from keras_dist.plugin.messages import Messages
 from keras_dist.plugin.workers import Workers
 from keras_dist_jax.cluster.watch import Watch
 from keras_dist_jax.cluster.watched import WatchedThrottle
@@ -52,7 +52,7 @@ class JaxWorkers(Workers):
         super().__init__(cluster, options)
         self._watch = watch
         watch.recorder = self.recorder
-        self.meetings = Meetings(cluster, watch, watch.check)
+        self.messages = Messages(cluster, watch, watch.check)
         self._throttles: dict[int | None, WatchedThrottle] = {}
         self._throttle = self.watched(throttle)
         self._device = jax.local_devices()[0]
@@ -113,7 +113,7 @@ class JaxWorkers(Workers):
             np.concatenate([values[index].ravel() for index in group])
             for group in groups
         ]
-        # One program for all dtypes, as each program is a meeting.
+        # One program for all dtypes, as workers meet at each.
         totals = iter(self._met(self._summed, *packed))
 
         def summed(pack: list[np.ndarray[Any, Any]]) -> list[Any]:

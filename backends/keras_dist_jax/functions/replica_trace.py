@@ -281,10 +281,11 @@ class TracedReplica(Replica):
 
     def all_reduce(self, what: str, value: Any) -> Any:
         trace, layout = self._trace, self._trace.layout
-        of_one = layout.is_global and len(layout.devices) == 1
-        if isinstance(value, int) and not of_one:
+        # The replicas of a worker are traced with one integer for all; workers
+        # of one device each may have different ones.
+        may_differ = layout.is_global and len(layout.devices) == 1
+        if isinstance(value, int) and not may_differ:
             return value * trace.count
-        # Workers of one device each may have different numbers.
         return trace.collective(ReduceOp.SUM, trace.traced(value))
 
     def all_gather(self, what: str, value: Any, axis: int) -> Any:

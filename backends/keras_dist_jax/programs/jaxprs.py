@@ -304,7 +304,7 @@ def _of_cond(
 ) -> tuple[list[bool], list[bool]]:
     own, *rest = inputs
     if own and meets_inside(equation):
-        raise _meeting_of_some("a branch that only some replicas take")
+        raise _met_by_some("a branch that only some replicas take")
     branches = equation.params["branches"]
     outputs, after = zip(*[differing(b, rest) for b in branches], strict=True)
     written = {v for b in branches for v in _places_written(opened(b))}
@@ -385,12 +385,12 @@ def _of_while(
         ]
         if after == inputs:
             if stops and meets_inside(equation):
-                raise _meeting_of_some("a loop that some replicas leave sooner")
+                raise _met_by_some("a loop that some replicas leave sooner")
             return carried, after
         inputs = after
 
 
-def _meeting_of_some(where: str) -> ReplicaDivergenceError:
+def _met_by_some(where: str) -> ReplicaDivergenceError:
     return ReplicaDivergenceError(
         f"Replicas can't wait for each other in {where}: they would wait "
         "forever. Received: a collective, an update or an assignment inside "

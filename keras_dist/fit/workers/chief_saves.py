@@ -25,9 +25,9 @@ from keras_dist.fit.workers.together import written_beside
 from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.chief_only import is_chief_only
 from keras_dist.plugin.chief_only import saving
-from keras_dist.plugin.meetings import BEGUN
-from keras_dist.plugin.meetings import Meetings
-from keras_dist.plugin.meetings import could_not
+from keras_dist.plugin.messages import BEGUN
+from keras_dist.plugin.messages import Messages
+from keras_dist.plugin.messages import could_not
 from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.recorder import place
 from keras_dist.plugin.recorder import where
@@ -79,7 +79,7 @@ def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
     """Saves a model on the chief; other workers wait for that."""
     workers: Workers = strategy_of(model).executor.workers
     with saving(), writing():
-        if is_chief_only() or workers.meetings is None:
+        if is_chief_only() or workers.messages is None:
             turn = ""
         else:
             turn = _turn(workers)
@@ -92,8 +92,8 @@ def _save_at(
 ) -> None:
     """Saves under a name to which the others listen, if there is one."""
     workers: Workers = strategy_of(model).executor.workers
-    is_chief, meetings = workers.cluster.is_chief, workers.meetings
-    if not turn or meetings is None:
+    is_chief, messages = workers.cluster.is_chief, workers.messages
+    if not turn or messages is None:
         with readable_by_chief(model):
             if is_chief:
                 _write(original, args, kwargs)
@@ -102,7 +102,7 @@ def _save_at(
     digest = drift.digest_of(model)
     with readable_by_chief(model):
         if is_chief:
-            with _told(meetings, turn, digest):
+            with _told(messages, turn, digest):
                 _write(original, args, kwargs)
             return
         chiefs = _heard(workers, turn)
@@ -111,17 +111,17 @@ def _save_at(
 
 
 @contextlib.contextmanager
-def _told(meetings: Meetings, turn: str, digest: np.ndarray) -> Iterator[None]:
+def _told(messages: Messages, turn: str, digest: np.ndarray) -> Iterator[None]:
     """Tells the other workers when the chief begins to save, and ends."""
-    meetings.say(turn, BEGUN)
+    messages.say(turn, BEGUN)
     try:
         yield
     except BaseException:
         # Without the board, the others find out that this one is lost.
         with contextlib.suppress(Exception):
-            meetings.say(turn, _FAILED)
+            messages.say(turn, _FAILED)
         raise
-    meetings.say(turn, _DONE + digest.tobytes().hex())
+    messages.say(turn, _DONE + digest.tobytes().hex())
 
 
 def _heard(workers: Workers, turn: str) -> np.ndarray:
@@ -129,10 +129,10 @@ def _heard(workers: Workers, turn: str) -> np.ndarray:
 
     If the chief has made a later save meanwhile, the digest is empty.
     """
-    assert workers.meetings is not None
+    assert workers.messages is not None
     patience = workers.options.timeout_seconds or _PATIENCE
     what = f"the save in {place()}"
-    text = workers.meetings.hear(turn, what, patience)
+    text = workers.messages.hear(turn, what, patience)
     if text == _FAILED:
         raise could_not(0, "save the model")
     chiefs = np.frombuffer(bytes.fromhex(text.removeprefix(_DONE)))

@@ -127,7 +127,7 @@ CASES = {
 
 
 # Of an array that is the same on each replica, and others.
-MEETINGS = {
+COLLECTIVES = {
     "scattered": (
         lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True),
         True,
@@ -182,9 +182,9 @@ MEETINGS = {
 }
 
 
-@pytest.mark.parametrize("name", MEETINGS)
-def test_meetings_give_each_replica_its_own_or_all_the_same(name):
-    fn, expected = MEETINGS[name]
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_rendezvous_give_each_replica_its_own_or_all_the_same(name):
+    fn, expected = COLLECTIVES[name]
     x = jnp.arange(4.0)
     program = jax.make_jaxpr(fn, axis_env=[(AXIS, 2)])(x)
     assert differing(program, (False,))[0] == [expected]
@@ -205,7 +205,7 @@ class Atom:
         ("unreduced_psum", {"axes": (AXIS,)}),
     ],
 )
-def test_meetings_that_only_newer_versions_have(name, params):
+def test_rendezvous_that_only_newer_versions_have(name, params):
     taken, given = Atom(), Atom()
     equation = types.SimpleNamespace(
         primitive=types.SimpleNamespace(name=name),

@@ -293,7 +293,7 @@ def test_indexing_a_variable():
     np.testing.assert_array_equal(local(two)[1], [1.0, 2.0])
 
 
-def test_meetings_that_only_some_come_to_are_refused():
+def test_rendezvous_that_only_some_come_to_are_refused():
     strategy = strategy_of(2)
 
     @keras_dist.function

@@ -241,7 +241,7 @@ def test_an_adopted_models_optimizer_goes_on():
 
 
 @pytest.mark.parametrize("kind", ["cond", "while_loop", "recurrent"])
-def test_a_meeting_in_control_flow_is_refused(kind):
+def test_a_rendezvous_in_control_flow_is_refused(kind):
     class Flow(layers.Layer):
         def __init__(self):
             super().__init__()

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_dist
+from parity.harness import central
 from parity.harness import strategy as mirrored
 
 
@@ -21,6 +22,25 @@ def test_numbers_of_python_leave_a_traced_run():
 
     assert isinstance(step(), keras_dist.PerReplica)
     assert [int(x) for x in step().values] == [0, 1]
+
+
+@pytest.mark.parametrize("make", [mirrored, central])
+@pytest.mark.parametrize("masked", [0, 1])
+def test_numbers_of_rows_that_some_replicas_know(make, masked):
+    strategy = make(2)
+    parts = keras_dist.PerReplica([tf.ones((3, 2)), tf.zeros((1, 2))])
+
+    def replica_fn(x):
+        losses = tf.reduce_sum(x, axis=-1)
+        if context().replica_id_in_sync_group == masked:
+            losses = tf.boolean_mask(losses, losses > -1.0)
+        return keras_dist.compute_average_loss(losses)
+
+    @tf.function
+    def step():
+        return strategy.run(replica_fn, args=(parts,))
+
+    assert [float(part) for part in step().values] == [1.5, 0.0]
 
 
 def test_collectives_and_variables_in_a_traced_run():

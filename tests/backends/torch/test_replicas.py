@@ -78,7 +78,7 @@ def rendezvous_of_a_step(monkeypatch, model, rows=8):
 
 
 @pytest.mark.parametrize("num_layers", [1, 5])
-def test_one_meeting_for_all_gradients(monkeypatch, num_layers):
+def test_one_rendezvous_for_all_gradients(monkeypatch, num_layers):
     with strategy_of(2).scope():
         model = make_model(
             *(keras.layers.Dense(4) for _ in range(num_layers)),

@@ -1,4 +1,4 @@
-"""Meetings of all workers by name, without a collective.
+"""Messages of all workers by name, without a collective.
 
 Texts are exchanged by name in place of a collective, so that a thread in the
 background can do it while others train.
@@ -31,8 +31,8 @@ BEGUN = "."
 _AHEAD = 2.0
 
 
-class Meetings:
-    """Meetings on the blackboard of workers' signs of life.
+class Messages:
+    """Messages on the blackboard of workers' signs of life.
 
     `check` raises the error of a lost worker, if there is one; its argument
     tells whether this is for a thread in the background.

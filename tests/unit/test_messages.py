@@ -7,7 +7,7 @@ import pytest
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import WorkerLostError
-from keras_dist.plugin import meetings
+from keras_dist.plugin import messages
 
 CLUSTER = Cluster(1, "one:1", ("one:1", "two:1"))
 
@@ -32,12 +32,12 @@ class Watch:
         return self.call
 
 
-def meetings_of(watch, check=lambda in_background: None):
-    return meetings.Meetings(CLUSTER, watch, check)
+def messages_of(watch, check=lambda in_background: None):
+    return messages.Messages(CLUSTER, watch, check)
 
 
 def hear(watch, patience=60.0, **kwargs):
-    return meetings_of(watch, **kwargs).hear("a", "the save", patience)
+    return messages_of(watch, **kwargs).hear("a", "the save", patience)
 
 
 def test_it_waits_for_what_the_chief_says():
@@ -47,11 +47,11 @@ def test_it_waits_for_what_the_chief_says():
 
 
 def test_what_was_said_is_kept_in_short(monkeypatch):
-    monkeypatch.setattr(meetings, "_KEPT", 2)
+    monkeypatch.setattr(messages, "_KEPT", 2)
     watch = Watch("")
-    say = meetings_of(watch).say
+    say = messages_of(watch).say
     for name in "abc":
-        say(name, meetings.BEGUN)
+        say(name, messages.BEGUN)
         say(name, f"+{name} and more")
     say("d", "+4")
     assert {key for key, _ in watch.written} == {"keras_dist/said/1"}
@@ -61,14 +61,14 @@ def test_what_was_said_is_kept_in_short(monkeypatch):
 
 
 def test_a_chief_that_waits_for_this_worker_says_nothing(monkeypatch):
-    monkeypatch.setattr(meetings, "_AHEAD", 0.05)
+    monkeypatch.setattr(messages, "_AHEAD", 0.05)
     with pytest.raises(ReplicaDivergenceError, match="the save") as raised:
         hear(Watch("", call="reduce in train.py:7"))
     assert "worker 0 at reduce in train.py:7" in str(raised.value)
 
 
 def test_a_chief_that_has_begun_may_wait_and_take_its_time(monkeypatch):
-    monkeypatch.setattr(meetings, "_AHEAD", 0.0)
+    monkeypatch.setattr(messages, "_AHEAD", 0.0)
     watch = Watch(*[{"a": "."}] * 8, {"a": "+"}, call="reduce")
     assert hear(watch, patience=0.0) == "+"
 
