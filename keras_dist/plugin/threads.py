@@ -22,7 +22,7 @@ class _Aborted(BaseException):
 
 
 class _Gate:
-    """What one thread waits at, and another opens once for each turn. Turns
+    """A gate for one thread, which another opens once for each turn. Turns
     are counted, since an interrupt may hide that a wait has ended."""
 
     def __init__(self) -> None:
