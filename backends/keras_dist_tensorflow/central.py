@@ -114,6 +114,17 @@ class CentralExecutor(StepExecutor):
         shares: Sequence[Share],
         group: ReplicaGroup,
     ) -> list[T]:
+        # AutoGraph of a caller's `tf.function` would convert what runs here.
+        plain = tf.autograph.experimental.do_not_convert(self._play)
+        played: list[T] = plain(fn, shares, group)
+        return played
+
+    def _play(
+        self,
+        fn: Callable[[Replica], T],
+        shares: Sequence[Share],
+        group: ReplicaGroup,
+    ) -> list[T]:
         self.new.clear()
         round_ = HostedRound(len(shares), self.plan.primary)
         in_graph = _captured_graph()

@@ -1,5 +1,7 @@
 """Replica functions and `tf.function`, each around the other."""
 
+import logging
+
 import keras
 import pytest
 import tensorflow as tf
@@ -41,6 +43,30 @@ def test_numbers_of_rows_that_some_replicas_know(make, masked):
         return strategy.run(replica_fn, args=(parts,))
 
     assert [float(part) for part in step().values] == [1.5, 0.0]
+
+
+@pytest.mark.parametrize("make", [mirrored, central])
+def test_autograph_warns_of_nothing(make):
+    strategy = make(2)
+    with strategy.scope():
+        variable = keras.Variable(1.0)
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build([variable])
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+
+    @tf.function
+    def step():
+        gradient = tf.constant(0.5)
+        strategy.run(lambda: optimizer.apply([gradient], [variable]))
+
+    tf.get_logger().addHandler(handler)
+    try:
+        step()
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert not [each.getMessage() for each in records]
+    assert float(variable) == 0.5
 
 
 def test_collectives_and_variables_in_a_traced_run():
