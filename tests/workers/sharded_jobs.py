@@ -344,14 +344,16 @@ def beyond_dtensor():
     return error, is_on, dispatcher._allow_implicit_replication
 
 
-def bytes_of_slots():
+def bytes_of_slots(limits):
     """PyTorch: what a model with Adam adds to the bytes of all tensors, with
     its slots in parts, and whole; then what is largest with parts."""
     from workers.sharded_variables_jobs import bytes_of_tensors
+    from workers.sharded_variables_jobs import bytes_once_freed
     from workers.sharded_variables_jobs import memory_of_tensors
 
     found = []
-    for strategy in in_cluster(), keras_dist.MultiWorkerMirroredStrategy():
+    strategies = in_cluster(), keras_dist.MultiWorkerMirroredStrategy()
+    for strategy, limit in zip(strategies, limits, strict=True):
         before = bytes_of_tensors()
         with strategy.scope():
             model = keras.Sequential(
@@ -363,7 +365,7 @@ def bytes_of_slots():
         for variable in model.trainable_variables:
             variable.value.grad = None
         model.optimizer.variables[2].numpy()
-        found.append(bytes_of_tensors() - before)
+        found.append(bytes_once_freed(before + limit) - before)
         if len(found) == 1:
             largest = memory_of_tensors()[:12]
         del x, model, variable

@@ -12,13 +12,14 @@ def launched(job, *args, workers=2):
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_no_whole_slot_is_alive(workers):
-    found = launched(sharded_jobs.bytes_of_slots, workers=workers)
+    of_model = 4 * 1000 * 1001
+    # Rows of 1,000 numbers: the largest part has 334 of 1,000.
+    limit = of_model + 2 * 4 * 1001 * -(-1000 // workers) + 1000
+    limits = limit, 3 * of_model + 1000  # with some numbers
+    found = launched(sharded_jobs.bytes_of_slots, limits, workers=workers)
     for parts, whole, largest in found:
-        of_model = 4 * 1000 * 1001
-        assert 0 <= whole - 3 * of_model < 1000  # and some numbers
-        # Rows of 1,000 numbers: the largest part has 334 of 1,000.
-        most = of_model + 2 * 4 * 1001 * -(-1000 // workers) + 1000
-        assert parts <= most, largest
+        assert parts <= limits[0], largest
+        assert 3 * of_model <= whole <= limits[1]
 
 
 @pytest.mark.parametrize(
