@@ -26,6 +26,7 @@ from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
 from keras_dist.plugin.recorder import Call
+from keras_dist.replica.running import run_uncompiled
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.traced import Traced
 from keras_dist_tensorflow.workers import TensorFlowWorkers
@@ -90,10 +91,10 @@ class TensorFlowCompiler(Compiler):
         assert isinstance(fn, CompiledFunction)  # nothing else without traces
         check_cross_replica(strategy, "run")
         if not tf.executing_eagerly():
-            return strategy.run_uncompiled(fn.python_function, args, kwargs)
+            return run_uncompiled(strategy, fn.python_function, args, kwargs)
 
         def make(python_function: Step) -> Step:
-            return functools.partial(strategy.run_uncompiled, python_function)
+            return functools.partial(run_uncompiled, strategy, python_function)
 
         return self._call(fn, ("run",), make, args, kwargs or {})
 
@@ -211,7 +212,7 @@ def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
                 lambda leaf: _joined(lambda own: own[0][index], [leaf]),
                 batches,
             )
-            results[:] = [strategy.run_uncompiled(step, batch)]
+            results[:] = [run_uncompiled(strategy, step, batch)]
             return [
                 tf.convert_to_tensor(value)
                 for leaf in leaves_of(results[0])

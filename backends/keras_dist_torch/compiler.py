@@ -23,6 +23,7 @@ from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.front_end import CallOfReplica
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
+from keras_dist.replica.running import run_uncompiled
 from keras_dist_torch.torch_internals import pytree
 
 
@@ -69,7 +70,7 @@ class TorchCompiler(Compiler):
         check_arguments(fn, args, kwargs or {})
         args, kwargs = map_nest(_traced, (args, kwargs))
         with self._running(fn):
-            return strategy.run_uncompiled(self._callable(fn), args, kwargs)
+            return run_uncompiled(strategy, self._callable(fn), args, kwargs)
 
     def _callable(self, function: CompiledFunction) -> Callable[..., Any]:
         if not function.jit_compile:

@@ -37,6 +37,7 @@ from keras_dist.plugin.front_end import BOUND
 from keras_dist.plugin.powers import check_state_shards
 from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.runner import StepRunner
+from keras_dist.plugin.workers import raise_explained
 from keras_dist.replica.adoption import adopt
 from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.state import current_call
@@ -321,7 +322,7 @@ class Binding:
                 explained = self._steps.explained(explained, rows)
             if explained is not error:
                 raise explained from error
-            together.raise_explained(error, executor.workers)
+            raise_explained(error, executor.workers)
             raise
         finally:
             self._entered.already = False

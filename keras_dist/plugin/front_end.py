@@ -7,8 +7,6 @@ from abc import ABC
 from abc import abstractmethod
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
@@ -55,14 +53,6 @@ class RunsReplicas(Protocol):
     @property
     def executor(self) -> Any:
         """The `Executor` of the plan."""
-
-    def run_uncompiled(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Calls `fn` once for each replica, as it is."""
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the components of a value."""

@@ -435,6 +435,15 @@ class Workers(ABC):
         return [combine(op, each) for each in zip(*everyone, strict=True)]
 
 
+def raise_explained(error: BaseException, workers: Workers | None) -> None:
+    """Raises `WorkerLostError` if a lost worker is the cause of an error."""
+    if workers is None or not isinstance(error, Exception):
+        return
+    explained = workers.explain(error)
+    if explained is not error:
+        raise explained from error
+
+
 def _total(values: Sequence[np.ndarray]) -> np.ndarray:
     """Sums arrays in the order of workers, in their own dtype."""
     first = values[0]

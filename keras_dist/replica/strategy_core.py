@@ -1,14 +1,17 @@
-"""StrategyBase: a strategy's plan and executor, the base of its methods."""
+"""StrategyBase: a strategy as the layers below it know it."""
 
 import contextlib
 import weakref
 from abc import abstractmethod
+from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_dist.core import context
+from keras_dist.core.options import InputContext
 from keras_dist.core.plan import Plan
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.values import PerReplica
@@ -16,7 +19,8 @@ from keras_dist.plugin.executor import Executor
 
 
 class StrategyBase:
-    """A plan, its executor, and optional `CrossDeviceOps`."""
+    """A plan, its executor, and optional `CrossDeviceOps`; methods that
+    `Strategy` has are declared."""
 
     # Whether the user named the one device that computes.
     names_its_device = False
@@ -46,6 +50,39 @@ class StrategyBase:
     @abstractmethod
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Returns a context in which the strategy is current."""
+
+    @abstractmethod
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Calls `fn` once for each replica."""
+
+    @abstractmethod
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Returns the components of a value."""
+
+    @property
+    def extended(self) -> Any:
+        """Methods that few programs need."""
+
+    @abstractmethod
+    def experimental_distribute_dataset(self, dataset: Any) -> Any:
+        """Splits the batches of a dataset over the replicas."""
+
+    @abstractmethod
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: Any = None
+    ) -> Any:
+        """Distributes the batches of datasets that a function makes."""
+
+    @abstractmethod
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Any, session: Any = None
+    ) -> Any:
+        """Makes a dataset of the rows of arrays."""
 
     def combine(self, op: ReduceOp, values: Sequence[Any]) -> Any:
         """Combines the replicas' values of one shape to one on the primary."""

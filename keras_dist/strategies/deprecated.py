@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 from typing import final
 
+import keras
+
 from keras_dist.core import context
 from keras_dist.core.options import InputContext
+from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.errors import OutOfRangeError
-from keras_dist.strategies.data_methods import InputMethods
-from keras_dist.strategies.logical_devices import LogicalDeviceMethods
-from keras_dist.strategies.replica_methods import ReplicaMethods
+from keras_dist.replica.strategy_core import StrategyBase
 
 
 @final
@@ -63,8 +64,26 @@ def _batches_of(get_next: Callable[[], Any]) -> Iterator[Any]:
         yield batch
 
 
-class DeprecatedMethods(ReplicaMethods, InputMethods, LogicalDeviceMethods):
-    """Methods for programs written for `tf.compat.v1.distribute`."""
+class DeprecatedMethods(StrategyBase):
+    """Old names, and methods for programs of `tf.compat.v1.distribute`."""
+
+    def experimental_distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> Any:
+        """Calls `distribute_datasets_from_function`; deprecated."""
+        warnings.warn(
+            "`experimental_distribute_datasets_from_function` is deprecated. "
+            "Use `distribute_datasets_from_function`.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def colocate_vars_with(self, colocate_with_variable: keras.Variable) -> Any:
+        """Calls `extended.colocate_vars_with`; this is its old name."""
+        return self.extended.colocate_vars_with(colocate_with_variable)
 
     def experimental_run(
         self, fn: Callable[..., Any], input_iterator: Any = None

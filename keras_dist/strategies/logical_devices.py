@@ -65,146 +65,71 @@ def layouts_for(
     return parse_layouts(layout_map, logical_devices)
 
 
-class LogicalDeviceMethods(StrategyBase):
-    """Methods about tensors on the logical devices of replicas.
-
-    The compiler places the parts of a tensor, so they do something in compiled
-    programs only: in the steps of `fit`, and in a `function`. The values of
-    tensors never change.
-    """
-
-    def experimental_assign_to_logical_device(
-        self, tensor: Any, logical_device_id: int
-    ) -> Any:
-        """Asks for a tensor to be computed on one logical device.
-
-        It is a hint that no backend follows at present: the logical devices
-        of a replica run one program together, and its compiler chooses where
-        tensors are.
-
-        Args:
-            tensor: Tensor to place.
-            logical_device_id: Integer, from 0.
-
-        Returns:
-            The tensor, unchanged.
-
-        Raises:
-            ValueError: If a replica has no logical device of this number.
-
-        Example:
-
-        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> strategy.experimental_assign_to_logical_device(1.5, 0)
-        1.5
-        """
-        count = self._num_logical_devices
-        is_integer = isinstance(logical_device_id, (int, np.integer))
-        if not is_integer or not 0 <= logical_device_id < count:
-            raise ValueError(
-                "`logical_device_id` must be a logical device of the replica. "
-                f"Received: logical_device_id={logical_device_id!r}. Expected: "
-                f"an integer from 0 to {count - 1}; a replica of {self!r} has "
-                f"{count} logical device(s)."
-            )
-        return tensor
-
-    def experimental_split_to_logical_devices(
-        self, tensor: Any, partition_dimensions: Sequence[int]
-    ) -> Any:
-        """Splits a tensor over the logical devices of each replica.
-
-        In `fit`, the tensor has the rows of all replicas, and the rows of a
-        replica stay there. Outside of a compiled program, nothing is split.
-
-        Args:
-            tensor: Tensor to split.
-            partition_dimensions: List or tuple with an integer for each axis,
-                the number of parts along that axis.
-
-        Returns:
-            The tensor, with the same value.
-
-        Raises:
-            ValueError: If there is not one integer for each axis, if an axis
-                can't be divided by its integer, or if the product of the
-                integers is not the number of logical devices.
-
-        Example:
-
-        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> x = np.ones((2, 3))
-        >>> strategy.experimental_split_to_logical_devices(x, [1, 1]) is x
-        True
-        """
-        self._check_split(tensor, partition_dimensions)
-        return self._divided(tensor, partition_dimensions)
-
-    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Keeps a copy of a tensor on each logical device of the replica.
-
-        In `fit`, the first axis has the rows of all replicas, and the rows of
-        a replica stay there. Outside of a compiled program, nothing is copied.
-
-        Args:
-            tensor: Tensor to copy.
-
-        Returns:
-            The tensor, with the same value.
-
-        Example:
-
-        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-        >>> strategy.experimental_replicate_to_logical_devices(1.5)
-        1.5
-        """
-        return self._divided(tensor, [1] * len(_shape_of(tensor)))
-
-    @property
-    def _num_logical_devices(self) -> int:
-        return self.plan.num_logical_devices
-
-    def _divided(self, tensor: Any, parts: Sequence[int]) -> Any:
-        executor = self.executor
-        if isinstance(executor, UsesLogicalDevices):
-            return executor.split_tensor(tensor, parts)
-        return tensor
-
-    def _check_split(self, tensor: Any, dimensions: Any) -> None:
-        shape = _shape_of(tensor)
-        received = (
-            f"Received: partition_dimensions={dimensions!r} for a tensor of "
-            f"shape {shape}."
+def check_id(strategy: StrategyBase, logical_device_id: Any) -> None:
+    """Refuses a number that is none of a replica's logical devices."""
+    count = strategy.plan.num_logical_devices
+    is_integer = isinstance(logical_device_id, (int, np.integer))
+    if not is_integer or not 0 <= logical_device_id < count:
+        raise ValueError(
+            "`logical_device_id` must be a logical device of the replica. "
+            f"Received: logical_device_id={logical_device_id!r}. Expected: "
+            f"an integer from 0 to {count - 1}; a replica of {strategy!r} has "
+            f"{count} logical device(s)."
         )
-        if not isinstance(dimensions, (list, tuple)) or not all(
-            isinstance(each, (int, np.integer)) and each > 0
-            for each in dimensions
-        ):
+
+
+def copy(strategy: StrategyBase, tensor: Any) -> Any:
+    """Keeps a copy of a tensor on each logical device of the replica."""
+    return _divided(strategy, tensor, [1] * len(_shape_of(tensor)))
+
+
+def split(
+    strategy: StrategyBase, tensor: Any, partition_dimensions: Sequence[int]
+) -> Any:
+    """Splits a tensor over the logical devices of each replica."""
+    _check_split(strategy, tensor, partition_dimensions)
+    return _divided(strategy, tensor, partition_dimensions)
+
+
+def _divided(strategy: StrategyBase, tensor: Any, parts: Sequence[int]) -> Any:
+    executor = strategy.executor
+    if isinstance(executor, UsesLogicalDevices):
+        return executor.split_tensor(tensor, parts)
+    return tensor
+
+
+def _check_split(strategy: StrategyBase, tensor: Any, dimensions: Any) -> None:
+    shape = _shape_of(tensor)
+    received = (
+        f"Received: partition_dimensions={dimensions!r} for a tensor of "
+        f"shape {shape}."
+    )
+    if not isinstance(dimensions, (list, tuple)) or not all(
+        isinstance(each, (int, np.integer)) and each > 0 for each in dimensions
+    ):
+        raise ValueError(
+            "`partition_dimensions` must be a list of positive integers. "
+            f"{received}"
+        )
+    if len(dimensions) != len(shape):
+        raise ValueError(
+            "`partition_dimensions` must have as many elements as the "
+            f"tensor has axes, {len(shape)}. {received}"
+        )
+    for axis, (size, parts) in enumerate(zip(shape, dimensions, strict=True)):
+        # A size that is not known yet is `None`, or an object.
+        if isinstance(size, (int, np.integer)) and size % parts:
             raise ValueError(
-                "`partition_dimensions` must be a list of positive integers. "
+                "`partition_dimensions` must divide the tensor: axis "
+                f"{axis} of size {size} can't be split into {parts}. "
                 f"{received}"
             )
-        if len(dimensions) != len(shape):
-            raise ValueError(
-                "`partition_dimensions` must have as many elements as the "
-                f"tensor has axes, {len(shape)}. {received}"
-            )
-        for axis, (size, parts) in enumerate(
-            zip(shape, dimensions, strict=True)
-        ):
-            # A size that is not known yet is `None`, or an object.
-            if isinstance(size, (int, np.integer)) and size % parts:
-                raise ValueError(
-                    "`partition_dimensions` must divide the tensor: axis "
-                    f"{axis} of size {size} can't be split into {parts}. "
-                    f"{received}"
-                )
-        count = self._num_logical_devices
-        if np.prod(dimensions, dtype=int) != count:
-            raise ValueError(
-                "The product of `partition_dimensions` must be the number of "
-                f"logical devices of a replica, {count}. {received}"
-            )
+    count = strategy.plan.num_logical_devices
+    if np.prod(dimensions, dtype=int) != count:
+        raise ValueError(
+            "The product of `partition_dimensions` must be the number of "
+            f"logical devices of a replica, {count}. {received}"
+        )
 
 
 def _shape_of(tensor: Any) -> tuple[int | None, ...]:

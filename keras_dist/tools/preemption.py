@@ -17,10 +17,10 @@ import keras
 from keras_dist.core import context
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.errors import RESTART_EXIT_CODE
-from keras_dist.fit.workers.together import raise_explained
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.workers import Workers
+from keras_dist.plugin.workers import raise_explained
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.strategies.multi_worker_mirrored import multi_worker_plan
 from keras_dist.tools.preemption_checkpoint import checkpoint_of

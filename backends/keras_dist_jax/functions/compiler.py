@@ -24,6 +24,7 @@ from keras_dist.plugin.compiler import check_arguments
 from keras_dist.plugin.compiler import tell
 from keras_dist.plugin.front_end import CompiledFunction
 from keras_dist.plugin.front_end import RunsReplicas
+from keras_dist.replica.running import run_uncompiled
 from keras_dist.replica.scopes import values_are_replaced
 from keras_dist_jax.functions.program import NoRuleError
 from keras_dist_jax.functions.program import Program
@@ -172,7 +173,7 @@ class JaxCompiler(Compiler):
                 self._tell(fn, _HAS_NO_RULE)
         python = fn.python_function if isinstance(fn, CompiledFunction) else fn
         if trace is None or not self._several:
-            return strategy.run_uncompiled(python, args, kwargs)
+            return run_uncompiled(strategy, python, args, kwargs)
         assert self._layout is not None
         trace.use(self._layout, self._throttle)
         return run_on_all(

@@ -152,15 +152,6 @@ def learning_rates(model: keras.Model) -> list[keras.Variable]:
     return keras_saveables.unique(rates)
 
 
-def raise_explained(error: BaseException, workers: Workers | None) -> None:
-    """Raises `WorkerLostError` if a lost worker is the cause of an error."""
-    if workers is None or not isinstance(error, Exception):
-        return
-    explained = workers.explain(error)
-    if explained is not error:
-        raise explained from error
-
-
 def check_alike(
     variables: Sequence[keras.Variable], workers: Workers, number: int = 0
 ) -> list[int]:

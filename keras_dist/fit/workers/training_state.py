@@ -25,12 +25,12 @@ from keras_dist.fit.workers.matching import described
 from keras_dist.fit.workers.matching import key
 from keras_dist.fit.workers.matching import matched
 from keras_dist.fit.workers.together import check_alike
-from keras_dist.fit.workers.together import raise_explained
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import Writing
+from keras_dist.plugin.workers import raise_explained
 
 _BACKEND, _VARIABLES, _NOTES = "backend", "variables", "notes"
 _BUILT = "optimizers"
