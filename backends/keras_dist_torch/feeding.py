@@ -20,7 +20,7 @@ import keras
 import torch
 
 from keras_dist.core.context import replaced
-from keras_dist.core.nests import map_leaves
+from keras_dist.core.nests import map_nest
 from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.executor import Executor
 from keras_dist_torch.keras_internals import arrays_in
@@ -96,14 +96,14 @@ class Lane:
 
     def send(self, batch: Any) -> Callable[[], Any]:
         with torch.cuda.stream(self._stream):
-            copy = map_leaves(self._sent, batch)
+            copy = map_nest(self._sent, batch)
             done = self._stream.record_event()
 
         def arrive() -> Any:
             # The GPU waits, and not the program.
             step = torch.cuda.current_stream(self._device)
             step.wait_event(done)
-            map_leaves(lambda leaf: _is_used_by(step, leaf), copy)
+            map_nest(lambda leaf: _is_used_by(step, leaf), copy)
             return copy
 
         return arrive

@@ -179,7 +179,7 @@ def lengths_of(batch: Any) -> list[int]:
     """Returns the numbers of rows of a batch's arrays, one at least."""
     lengths = [
         int(leaf.shape[0])
-        for leaf in nests.flatten(batch)
+        for leaf in nests.leaves_of(batch)
         if is_row_shaped(leaf)
     ]
     if not lengths:
@@ -202,7 +202,7 @@ def cut(batch: Any, rows: slice, device: torch.device) -> Any:
         # a change of the others.
         return feeding.sent(own.data, device)
 
-    return nests.map_leaves(part, batch)
+    return nests.map_nest(part, batch)
 
 
 def move(value: T, device: torch.device) -> T:
@@ -211,5 +211,5 @@ def move(value: T, device: torch.device) -> T:
             return leaf.to(device)
         return leaf
 
-    result: T = nests.map_leaves(moved, value)
+    result: T = nests.map_nest(moved, value)
     return result

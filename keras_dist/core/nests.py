@@ -6,6 +6,7 @@ import itertools
 import numbers
 import types
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -14,7 +15,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import tree
 
 from keras_dist.core.components import VariableComponent
 from keras_dist.core.values import Mirrored
@@ -30,40 +30,63 @@ _ALIVE = (keras.Layer, keras.Metric, keras.optimizers.Optimizer, keras.Variable)
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     """Returns a nest of the same types with `fn` applied to each leaf."""
     kind = type(nest)
-    # The usual ones, without calls of Python's in between.
+    # The usual ones, with few calls of Python's in between.
     if kind is tuple or kind is list:
         return kind(map(partial(map_nest, fn), nest))
-    if kind is dict:
-        items = map(partial(map_nest, fn), nest.values())
-        return dict(zip(nest, items, strict=True))
+    if not (isinstance(nest, (list, tuple)) or hasattr(kind, "keys")):
+        return fn(nest)
+    keys = keys_of(nest)
+    if keys is None:
+        return fn(nest)
+    return _like(nest, {key: map_nest(fn, nest[key]) for key in keys})
+
+
+def keys_of(nest: Any) -> Sequence[Any] | None:
+    """Returns the keys or indices of a nest in order; `None` for a leaf.
+
+    Keys of a mapping are sorted, so that equal ones meet, whichever a replica
+    or worker has set first.
+    """
     if isinstance(nest, (list, tuple)):
-        return _sequence_like(nest, [map_nest(fn, item) for item in nest])
-    if hasattr(kind, "keys") and isinstance(nest, Mapping):
-        return _mapping_like(nest, {k: map_nest(fn, nest[k]) for k in nest})
-    return fn(nest)
-
-
-def _is_mapping(value: Any) -> bool:
+        return range(len(nest))
     # The class of an ABC answers slowly, and most values are leaves.
-    return hasattr(type(value), "keys") and isinstance(value, Mapping)
-
-
-def like(nest: Any, items: Mapping[Any, Any]) -> Any:
-    """Makes a nest like another one from items by key or index."""
-    if _is_mapping(nest):
-        return _mapping_like(nest, {key: items[key] for key in nest})
-    return _sequence_like(nest, [items[i] for i in range(len(nest))])
+    if not (hasattr(type(nest), "keys") and isinstance(nest, Mapping)):
+        return None
+    try:
+        return sorted(nest)
+    except TypeError:  # keys of several types
+        return sorted(nest, key=lambda key: (type(key).__name__, repr(key)))
 
 
 def leaves_of(nest: Any) -> list[Any]:
-    """Returns the leaves of a nest, in order."""
-    if isinstance(nest, (list, tuple)):
-        items = list(nest)
-    elif _is_mapping(nest):
-        items = [nest[key] for key in nest]
-    else:
+    """Returns the leaves of a nest, in order, `None` among them."""
+    keys = keys_of(nest)
+    if keys is None:
         return [nest]
-    return [leaf for item in items for leaf in leaves_of(item)]
+    leaves = []
+    for key in keys:
+        item = nest[key]
+        if isinstance(item, (list, tuple)) or hasattr(type(item), "keys"):
+            leaves += leaves_of(item)
+        else:
+            leaves.append(item)
+    return leaves
+
+
+def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a nest, in order, with paths such as `[0]['x']`."""
+    keys = keys_of(nest)
+    if keys is None:
+        yield path, nest
+        return
+    for key in keys:
+        yield from named_leaves(nest[key], f"{path}[{key!r}]")
+
+
+def pack(nest: Any, leaves: Iterable[Any]) -> Any:
+    """Returns a nest of the same types with other leaves, in order."""
+    left = iter(leaves)
+    return map_nest(lambda _: next(left), nest)
 
 
 def select(index: int, nest: Any) -> Any:
@@ -127,8 +150,7 @@ def _of_one(nest: Any, own: Callable[[Any, int], Any]) -> Any:
     after = [own(leaf, 0) for leaf in before]
     if all(new is old for new, old in zip(after, before, strict=True)):
         return nest
-    leaves = iter(after)
-    return map_nest(lambda _: next(leaves), nest)
+    return pack(nest, after)
 
 
 def _regroup(
@@ -143,16 +165,14 @@ def _regroup(
                 f"{_described(nest)} from replica {index}. Expected: the same "
                 "lists, tuples and keys on each replica."
             )
-
-    def joined(key: Any) -> Any:
-        parts = [nest[key] for nest in nests]
-        return _regroup(parts, join, f"{path}[{key!r}]")
-
-    if isinstance(first, Mapping):
-        return _mapping_like(first, {key: joined(key) for key in first})
-    if isinstance(first, (list, tuple)):
-        return _sequence_like(first, [joined(i) for i in range(len(first))])
-    return join(nests)
+    keys = keys_of(first)
+    if keys is None:
+        return join(nests)
+    items = {}
+    for key in keys:
+        each = [nest[key] for nest in nests]
+        items[key] = _regroup(each, join, f"{path}[{key!r}]")
+    return _like(first, items)
 
 
 def _variable_of(leaves: list[Any]) -> Any:
@@ -187,62 +207,21 @@ def _described(nest: Any) -> str:
     return f"a {type(nest).__name__}"
 
 
-def _sequence_like(nest: Any, items: list[Any]) -> Any:
-    if hasattr(nest, "_fields"):  # a named tuple
-        return type(nest)(*items)
-    return type(nest)(items)
-
-
-def _mapping_like(nest: Any, items: dict[Any, Any]) -> Any:
-    if type(nest) is dict:
-        return items
+def _like(nest: Any, items: Mapping[Any, Any]) -> Any:
+    """Makes a nest like another one from items by key or index."""
+    kind = type(nest)
+    if isinstance(nest, (list, tuple)):
+        sequence = [items[index] for index in range(len(nest))]
+        if hasattr(nest, "_fields"):  # a named tuple
+            return kind(*sequence)
+        return kind(sequence)
+    mapping = {key: items[key] for key in nest}
+    if kind is dict:
+        return mapping
     default_factory = getattr(nest, "default_factory", None)
     if default_factory is not None:
-        return type(nest)(default_factory, items)
-    return type(nest)(items)
-
-
-def _items(value: Any) -> list[Any] | None:
-    """Returns the leaves of a nest without inner nests, else `None`."""
-    kind = type(value)
-    if kind is dict and set(map(type, value)) <= {str}:
-        items = [value[key] for key in sorted(value)]
-    elif kind in (list, tuple):
-        items = list(value)
-    else:
-        return None
-    for item in items:
-        if isinstance(item, (list, tuple, dict)):
-            return None
-    return items
-
-
-def flatten(value: Any) -> list[Any]:
-    """Returns the leaves of a nested value, `None` among them."""
-    items = _items(value)
-    if items is not None:
-        return items
-    if not isinstance(value, (list, tuple, dict)):
-        return [value]
-    leaves: list[Any] = tree.flatten(value)
-    return leaves
-
-
-def pack(like: Any, leaves: Sequence[Any]) -> Any:
-    """Returns a value with the structure of `like` and other leaves."""
-    if _items(like) is not None:
-        if type(like) is not dict:
-            return type(like)(leaves)
-        found = dict(zip(sorted(like), leaves, strict=True))
-        return {key: found[key] for key in like}
-    if not isinstance(like, (list, tuple, dict)):
-        return leaves[0]
-    return tree.pack_sequence_as(like, list(leaves))
-
-
-def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
-    """Returns a value with `fn` applied to each leaf."""
-    return pack(value, [fn(leaf) for leaf in flatten(value)])
+        return kind(default_factory, mapping)
+    return kind(mapping)
 
 
 def fields_of(value: Any) -> Mapping[str, Any]:

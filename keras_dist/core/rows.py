@@ -7,8 +7,6 @@ order, sizes at most one apart, replica 0 never without rows.
 import itertools
 import warnings
 from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +14,8 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
+
+from keras_dist.core.nests import named_leaves
 
 
 @dataclass(frozen=True)
@@ -120,18 +120,6 @@ def scaled_gradient(value: Any, factor: Any) -> Any:
         return value, backward
 
     return ops.custom_gradient(same)(value)
-
-
-def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a nest with their paths, such as `[0]['x']`."""
-    if isinstance(nest, Mapping):
-        for key in nest:
-            yield from named_leaves(nest[key], f"{path}[{key!r}]")
-    elif isinstance(nest, (list, tuple)):
-        for index, item in enumerate(nest):
-            yield from named_leaves(item, f"{path}[{index}]")
-    else:
-        yield path, nest
 
 
 def readable(leaf: Any) -> Any:

@@ -63,7 +63,7 @@ def _once_for_shapes(
     known: dict[Any, bool] = {}
 
     def adds_up(y_true: Any, y_pred: Any, sample_weight: Any = None) -> bool:
-        leaves = nests.flatten([y_true, y_pred, sample_weight])
+        leaves = nests.leaves_of([y_true, y_pred, sample_weight])
         # By a list: each step comes here, and a generator costs a call a leaf.
         key = tuple(
             [

@@ -191,7 +191,7 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
     by which they are multiplied later, so that other gradients count once in
     all.
     """
-    leaves = nests.flatten(value)
+    leaves = nests.leaves_of(value)
     place = step.place(what)
 
     def gather(

@@ -245,7 +245,7 @@ def hook_own_call(original: Any) -> Callable[..., Any]:
             what, call_once, (update.leaves, step.share)
         )
         step.forget(self.variables)
-        leaves = nests.flatten(value)
+        leaves = nests.leaves_of(value)
         step.results.update(zip(map(id, leaves), leaves, strict=True))
         return value
 
@@ -291,7 +291,7 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
         flush(step)
         value = result()
         # A metric's state is the same on each replica.
-        leaves = nests.flatten(value)
+        leaves = nests.leaves_of(value)
         step.results.update(zip(map(id, leaves), leaves, strict=True))
         return value
 

@@ -6,7 +6,6 @@ replica's rows, and return what one device would have returned.
 
 import contextlib
 import functools
-import operator
 import sys
 import weakref
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from typing import Any
 import keras
 
 from keras_dist.core import nests
-from keras_dist.core.rows import named_leaves
 from keras_dist.core.rows import shape_of
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import UnsupportedModelError
@@ -106,7 +104,7 @@ class Steps:
             finally:
                 # TensorFlow's graph fails later.
                 if self._runner.traces_steps or sys.exc_info()[1]:
-                    leaves = nests.flatten(data)
+                    leaves = nests.leaves_of(data)
                     self._shapes = [shape_of(leaf) for leaf in leaves]
 
         replicated.__name__ = name
@@ -200,7 +198,7 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
     flush(step)
     if not step.has_ended:
         step.replica.check_values(step.model, step.scope.state_mapping)
-    known = [id(leaf) in step.results for leaf in nests.flatten(result)]
+    known = [id(leaf) in step.results for leaf in nests.leaves_of(result)]
     is_alike = not (join_rows or step.writes) and all(known)
     if is_alike and (step.replica.is_only or step.has_ended):
         return result  # the same on all replicas
@@ -214,7 +212,7 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         places = [i for i, is_known in enumerate(known) if not is_known]
         values = [each[0] for each in logs]
         if places:
-            names = _names_of(result, len(logs))
+            names = [path for path, _ in nests.named_leaves(result)]
             unknown = {f"the log {names[i]}": (logs[i], shares) for i in places}
             found = _joined(step.strategy.executor, unknown)
             for place, value in zip(places, found, strict=True):
@@ -245,7 +243,7 @@ def _joined_rows(
         merged[place] = value
     rest = [i for i, has_rows in enumerate(have_rows) if not has_rows]
     if rest:
-        names = _names_of(result, len(merged))
+        names = [path for path, _ in nests.named_leaves(result)]
         others = {
             f"the prediction{names[i]}": ([own[i] for own in leaves], shares)
             for i in rest
@@ -254,12 +252,6 @@ def _joined_rows(
         for place, value in zip(rest, found, strict=True):
             merged[place] = value
     return nests.pack(result, merged)
-
-
-def _names_of(nest: Any, count: int) -> list[str]:
-    """Returns the path of each leaf of a nest."""
-    places = named_leaves(nests.pack(nest, list(range(count))))
-    return [path for path, _ in sorted(places, key=operator.itemgetter(1))]
 
 
 def _joined(

@@ -12,11 +12,11 @@ import numpy as np
 
 from keras_dist.core.nests import always
 from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import named_leaves
 from keras_dist.core.nests import regroup
 from keras_dist.core.rows import bounds
 from keras_dist.core.rows import check_rows
 from keras_dist.core.rows import describe
-from keras_dist.core.rows import named_leaves
 from keras_dist.core.rows import shape_of
 from keras_dist.core.rows import sliceable
 from keras_dist.inputs.sources.choice import TensorFlowSource

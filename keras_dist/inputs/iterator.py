@@ -14,10 +14,10 @@ from keras_dist.core import context
 from keras_dist.core.device import Device
 from keras_dist.core.nests import always
 from keras_dist.core.nests import map_nest
+from keras_dist.core.nests import named_leaves
 from keras_dist.core.nests import regroup
 from keras_dist.core.options import InputOptions
 from keras_dist.core.rows import describe
-from keras_dist.core.rows import named_leaves
 from keras_dist.errors import OutOfRangeError
 from keras_dist.inputs.feeds import EvenStep
 from keras_dist.inputs.sources.source import dtype_name

@@ -120,8 +120,8 @@ def _joined(
             "lists, tuples and keys from each step."
         )
     columns = zip(*[nests.leaves_of(result) for result in results], strict=True)
-    joined = iter([_column(strategy, list(each), join) for each in columns])
-    return nests.map_nest(lambda leaf: next(joined), results[0])
+    joined = [_column(strategy, list(each), join) for each in columns]
+    return nests.pack(results[0], joined)
 
 
 def _column(

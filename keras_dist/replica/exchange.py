@@ -26,7 +26,7 @@ Column = tuple[list[Any], Sequence[Share]]
 
 def detached(value: Any) -> list[Any]:
     """Returns the leaves of a nested value, without gradients."""
-    return [_detached(leaf) for leaf in nests.flatten(value)]
+    return [_detached(leaf) for leaf in nests.leaves_of(value)]
 
 
 def join(

@@ -310,21 +310,11 @@ def refuse_sparse(value: Any, method: str) -> None:
         )
 
 
-def _each(fn: Callable[[Any, str], Any], nest: Any, path: str = "") -> Any:
-    """Calls `fn(leaf, path)`; keys are sorted, so that equal ones meet."""
-    if isinstance(nest, (Mapping, list, tuple)):
-        path = path or " of "
-    if isinstance(nest, Mapping):
-        keys = sorted(nest, key=lambda key: (type(key).__name__, repr(key)))
-        found = {key: _each(fn, nest[key], f"{path}[{key!r}]") for key in keys}
-    elif isinstance(nest, (list, tuple)):
-        found = {
-            index: _each(fn, item, f"{path}[{index}]")
-            for index, item in enumerate(nest)
-        }
-    else:
-        return fn(nest, path)
-    return nests.like(nest, found)
+def _each(fn: Callable[[Any, str], Any], nest: Any) -> Any:
+    """Calls `fn(leaf, path)` for each leaf of a nest."""
+    named = list(nests.named_leaves(nest))
+    found = [fn(leaf, path and f" of {path}") for path, leaf in named]
+    return nests.pack(nest, found)
 
 
 def _is_slices(value: Any) -> bool:
