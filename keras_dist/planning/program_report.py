@@ -37,9 +37,7 @@ def show_programs(
     load: Load,
 ) -> None:
     """Prints the memory, the collectives and the work of programs."""
-    is_simulated = any(program.is_simulated for program in programs)
-    how = "simulated on a device of" if is_simulated else "compiled for"
-    console.print(Text(f"{what}, {how} {target}"))
+    console.print(Text(f"{what}, compiled for {target}"))
     for program in programs:
         console.print()
         console.print(_memory(program, _kind_of(program, target)))
@@ -49,14 +47,11 @@ def show_programs(
             console.print()
         for line in _lines(program, _kind_of(program, target)):
             console.print(Text(line))
-    if not is_simulated:
-        size = tables.bytes_text(load.weights + load.optimizer())
-        console.print(
-            Text(
-                f"`fit` keeps up to {size} in the memory of each host, if it "
-                "is free: the state at the start of an epoch."
-            )
-        )
+    size = tables.bytes_text(load.weights + load.optimizer())
+    console.print(
+        f"`fit` keeps up to {size} in the memory of each host, if it is free: "
+        "the state at the start of an epoch."
+    )
 
 
 def programs_json(
@@ -180,7 +175,7 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
         return
     if kind.memory is not None:
         yield _verdict(program, kind.memory)
-        taken = kind.memory * (1 if program.is_simulated else _TAKEN)
+        taken = kind.memory * _TAKEN
         if kind.platform == "gpu" and taken < program.peak <= kind.memory:
             yield (
                 f"JAX takes {_TAKEN:.0%} of a GPU's memory at the start. Set "
@@ -193,15 +188,7 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
             f"{program.flops:.3g} floating-point operations in the matrix "
             "products and convolutions of a device, on average."
         )
-    if not program.is_simulated:
-        yield f"Compiled in {program.seconds:.1f} s."
-        return
-    yield (
-        f"Simulated in {program.seconds:.1f} s: the step of the first of "
-        f"{program.devices:,} devices, on tensors without values. It counts "
-        "tensors. What kernels, collectives and the allocator take beyond "
-        "them is not known."
-    )
+    yield f"Compiled in {program.seconds:.1f} s."
 
 
 def _verdict(program: CompiledProgram, memory: int) -> str:
