@@ -2,18 +2,17 @@
 
 import contextlib
 import ipaddress
-import re
 import socket
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
+from keras_dist.joining.addresses import is_address
 from keras_dist.joining.addresses import split
 
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 _SINGLE = ("chief", "evaluator")
-_ADDRESS = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\]:/\s]+):(\d{1,5})")
 
 
 def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
@@ -109,8 +108,7 @@ def _addresses(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _check_address(address: str, what: str) -> None:
-    match = _ADDRESS.fullmatch(address)
-    if not match or not 0 < int(match[1]) < 65536:
+    if not is_address(address):
         raise ClusterError(
             f"{what} must be 'host:port', with a port of 1 to 65535. Received: "
             f"{address!r}."
