@@ -1,7 +1,6 @@
 """The cluster resolver of Cloud TPUs."""
 
 import importlib
-import json
 import os
 import urllib.error
 import urllib.request
@@ -10,6 +9,7 @@ from typing import Any
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.base import local_accelerators
+from keras_dist.cluster_resolver.environment import json_in
 from keras_dist.cluster_resolver.slices import worker_id
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
@@ -209,8 +209,8 @@ def _named(
         return _PROTOCOL + endpoints, zone, project
     if os.environ.get("TPU_NAME"):
         return os.environ["TPU_NAME"], zone, project
-    config = _tpu_config()
-    if not config.get("tpu_node_name"):
+    config = json_in(os.environ, "TPU_CONFIG")
+    if not isinstance(config, dict) or not config.get("tpu_node_name"):
         raise ClusterError(
             'Please provide a TPU Name to connect to. Pass `tpu` ("local" for '
             f"the TPU of this host), or set TPU_NAME or {_ENDPOINTS}."
@@ -220,18 +220,6 @@ def _named(
         zone or config.get("zone"),
         project or config.get("project"),
     )
-
-
-def _tpu_config() -> dict[str, Any]:
-    value = os.environ.get("TPU_CONFIG") or "{}"
-    try:
-        config = json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ClusterError(
-            f"The environment variable TPU_CONFIG is not JSON: {error}. "
-            f"Received: {value!r}."
-        ) from error
-    return config if isinstance(config, dict) else {}
 
 
 def _address(endpoint: str) -> str:

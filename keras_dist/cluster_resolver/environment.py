@@ -104,6 +104,18 @@ def integer(
     return int(value)
 
 
+def json_in(environ: Mapping[str, str], name: str) -> Any:
+    """Returns the JSON in an environment variable, `{}` if it is not set."""
+    value = environ.get(name, "").strip()
+    try:
+        return json.loads(value or "{}")
+    except json.JSONDecodeError as error:
+        raise ClusterError(
+            f"The environment variable {name} is not JSON: {error}. "
+            f"Received: {value!r}."
+        ) from error
+
+
 def rank_below(
     environ: Mapping[str, str], rank: str, size: str, set_by: str
 ) -> Place:
@@ -260,17 +272,11 @@ class TFConfigClusterResolver(EnvironmentResolver):
         return part
 
     def _config(self) -> dict[str, Any]:
-        value = self._environ.get("TF_CONFIG", "").strip()
-        try:
-            config = json.loads(value or "{}")
-        except json.JSONDecodeError as error:
-            raise ClusterError(
-                f"The environment variable TF_CONFIG is not JSON: {error}. "
-                f"Received: {value!r}."
-            ) from error
+        config = json_in(self._environ, "TF_CONFIG")
         if not isinstance(config, dict):
             raise ClusterError(
-                f"The environment variable TF_CONFIG must be a JSON object "
-                f"with 'cluster' and 'task'. Received: {value!r}."
+                "The environment variable TF_CONFIG must be a JSON object with "
+                "'cluster' and 'task'. Received: "
+                f"{self._environ['TF_CONFIG']!r}."
             )
         return config
