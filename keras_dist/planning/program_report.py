@@ -89,7 +89,6 @@ def fits(program: CompiledProgram, kind: TargetKind) -> bool | None:
 
 def show_targets(console: Console) -> None:
     """Prints the kinds of targets, with an example of each."""
-    examples = {"cpu": "cpu:8", "gpu": "{}:8, {}:4x8", "tpu": "{}:{}"}
     made = tables.table(
         "Targets",
         ("Kind", tables.WORD),
@@ -98,16 +97,13 @@ def show_targets(console: Console) -> None:
         ("Such as", tables.WORD),
     )
     for kind in KINDS.values():
-        shape = "2x2x2" if "2x2x2" in SLICES.get(kind.name, ()) else "4x4"
-        names = (
-            [kind.name] * 2 if kind.platform == "gpu" else [kind.name, shape]
-        )
-        made.add_row(
-            kind.name,
-            kind.title,
-            "" if kind.memory is None else tables.bytes_text(kind.memory),
-            examples[kind.platform].format(*names),
-        )
+        examples = {"cpu": ("8",), "gpu": ("8", "4x8"), "tpu": ("4x4",)}
+        sizes = examples[kind.platform]
+        if "2x2x2" in SLICES.get(kind.name, ()):
+            sizes = ("2x2x2",)
+        memory = "" if kind.memory is None else tables.bytes_text(kind.memory)
+        names = ", ".join(f"{kind.name}:{size}" for size in sizes)
+        made.add_row(kind.name, kind.title, memory, names)
     console.print(made)
 
 
@@ -147,23 +143,24 @@ def _memory(program: CompiledProgram, kind: TargetKind) -> Table:
 
 
 def _collectives(program: CompiledProgram) -> Table:
-    made = tables.table(
+    return tables.table(
         "",
         (f"{program.name}: collectives", tables.WORD),
         ("Devices", tables.NUMBER),
         ("Count", tables.NUMBER),
         ("Bytes", tables.NUMBER),
         ("Each sends", tables.NUMBER),
+        rows=[
+            (
+                each.kind,
+                f"{each.devices:,}",
+                f"{each.count:,}",
+                tables.bytes_text(each.num_bytes),
+                tables.bytes_text(each.sent),
+            )
+            for each in program.collectives
+        ],
     )
-    for each in program.collectives:
-        made.add_row(
-            each.kind,
-            f"{each.devices:,}",
-            f"{each.count:,}",
-            tables.bytes_text(each.num_bytes),
-            tables.bytes_text(each.sent),
-        )
-    return made
 
 
 def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
