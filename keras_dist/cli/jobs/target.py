@@ -59,7 +59,7 @@ def compiled_for(
             "--target: only JAX has compilers for machines that are not here. "
             f"Received: the backend '{keras.backend.backend()}'. Expected: "
             "--backend jax. Or leave --target out: the arithmetic of `plan` "
-            "is that of every backend."
+            "holds for every backend."
         )
     if target.kind.platform == "cpu":
         # If JAX has started in this process, it has its devices.
