@@ -73,7 +73,6 @@ PUBLIC = {
     "keras_dist.cluster_resolver": [
         "ClusterResolver",
         "ClusterSpec",
-        "GCEClusterResolver",
         "KerasDistClusterResolver",
         "KubernetesClusterResolver",
         "KubernetesExecutableLocation",

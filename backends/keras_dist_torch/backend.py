@@ -16,19 +16,15 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
 from keras_dist.errors import DeviceError
-from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.internals.hooks import Hook
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.membership import leave_at_exit
-from keras_dist.plugin.powers import CompilesForTargets
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.powers import Writing
-from keras_dist.plugin.targets import CompiledProgram
-from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.gradients import current
@@ -47,13 +43,10 @@ from keras_dist_torch.workers import TorchWorkers
 from keras_dist_torch.workers import check_alone
 
 
-class TorchBackend(
-    Backend, CompilesForTargets, Differentiates, SavesParts, ShardsVariables
-):
+class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
     """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
 
     has_shards_on_devices = False
-    describes_values = True
 
     def __init__(self) -> None:
         self._profiler = TorchProfiler()
@@ -61,14 +54,11 @@ class TorchBackend(
         self._listed = False
         self._compiler = TorchCompiler()
         self._workers: TorchWorkers | None = None
-        self._is_simulated = False
 
     def hooks(self) -> Iterable[Hook]:
         return table()
 
     def list_devices(self) -> Sequence[Device]:
-        if self._is_simulated:
-            return [Device("cpu", 0)]  # of the worker
         self._listed = True
         return [
             *(Device("gpu", i) for i in range(torch.cuda.device_count())),
@@ -88,11 +78,7 @@ class TorchBackend(
         self._num_cpus = num_devices
 
     def join(self, cluster: Cluster, options: CommunicationOptions) -> None:
-        if self._is_simulated:
-            from keras_dist_torch.simulation import SimulatedWorkers
-
-            self._workers = SimulatedWorkers(cluster, options)
-        elif self._workers is None:
+        if self._workers is None:
             self._workers = TorchWorkers(cluster, options)
             leave_at_exit(self._workers)
         else:
@@ -119,53 +105,14 @@ class TorchBackend(
             from keras_dist_torch.slots import SlotsExecutor
 
             return SlotsExecutor(plan, workers)
-        if self._is_simulated:
-            from keras_dist_torch.simulation import SimulatedExecutor
-
-            return SimulatedExecutor(plan, workers)
         from keras_dist_torch.direct import TorchDirectExecutor
 
         return TorchDirectExecutor(plan, workers)
-
-    @contextlib.contextmanager
-    def on_target(self, target: Target) -> Iterator[Sequence[int]]:
-        if target.kind.platform == "tpu":
-            raise DeviceError(
-                "PyTorch simulates a worker with a GPU or a CPU. Received: "
-                f"--target {target}. Expected: GPUs or CPUs, such as h100:8, "
-                "or --backend jax."
-            )
-        # Late, because FSDP takes long to import.
-        from keras_dist_torch.fake_internals import without_values
-
-        hosts, devices = target.sides
-        before, self._workers = self._workers, None
-        self._is_simulated = True
-        try:
-            with without_values():
-                yield [1] * (hosts * devices)
-        finally:
-            self._workers, self._is_simulated = before, False
-
-    def compiled_step(
-        self, executor: Executor, model: keras.Model, batch: Any
-    ) -> list[CompiledProgram]:
-        from keras_dist_torch.simulation import SimulatedExecutor
-
-        if not isinstance(executor, SimulatedExecutor):
-            raise UnsupportedModelError(
-                "On PyTorch, --target simulates a worker of a cluster whose "
-                "variables are in parts. Expected: --variables sharded, "
-                "without --strategy and on several devices. Or --backend jax."
-            )
-        return [executor.simulated_step(model, batch)]
 
     def _workers_of(self, plan: Plan) -> TorchWorkers | None:
         return self._workers if plan.cluster else None
 
     def random_state(self) -> str:
-        if self._is_simulated:
-            return ""  # no step draws numbers
         # The CPU's, and those of the GPUs in order.
         gpus = range(torch.cuda.device_count())
         states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]

@@ -183,15 +183,9 @@ class TorchDirectExecutor(PartsExecutor):
         ]
         *sums, counts = self.workers.sum([*filled, flags.to(self._home)])
         return [
-            total if is_present else None
-            for total, is_present in zip(
-                sums, self._are_present(own, counts), strict=True
-            )
+            total if count > 0 else None
+            for total, count in zip(sums, counts.tolist(), strict=True)
         ]
-
-    def _are_present(self, own: list[Any], counts: torch.Tensor) -> list[bool]:
-        """Tells which gradients any worker has, of these of its own."""
-        return [count > 0 for count in counts.tolist()]
 
     def _in_parts(self, total: Any, variable: keras.Variable) -> Any:
         home = self.home(variable)

@@ -1,7 +1,6 @@
 """Options, checks and settings that must precede the import of Keras."""
 
 import os
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import NoReturn
 import typer
 
 from keras_dist.environment.packages import BACKEND_VARIABLE
+from keras_dist.environment.packages import backends
 
 CANNOT_RUN = 2
 
@@ -19,12 +19,7 @@ CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 
 def installed_backends() -> list[str]:
     """Returns the names of backends whose framework is installed."""
-    return [name for name in _backends() if find_spec(name)]
-
-
-def _backends() -> list[str]:
-    points = entry_points(group="keras_dist.backends")
-    return sorted(entry_point.name for entry_point in points)
+    return [each.name for each in backends() if each.is_installed]
 
 
 # The option of all commands that train or count with one backend.
@@ -46,7 +41,7 @@ def fail(message: str) -> NoReturn:
 
 def check_backend(name: str, source: str) -> None:
     """Ends the command unless keras_dist has a backend of this name."""
-    known = _backends()
+    known = [each.name for each in backends()]
     if name not in known:
         fail(
             f"keras_dist has no backend {name!r} (from {source}). It has: "
@@ -59,20 +54,19 @@ def select_backend(name: str | None) -> str:
 
     Without a name, it is KERAS_BACKEND's, else the first that is installed.
     """
-    known, installed = _backends(), installed_backends()
-    wanted = name or os.environ.get(BACKEND_VARIABLE)
+    found = {each.name: each for each in backends()}
+    installed = [*installed_backends(), ""]
+    wanted = name or os.environ.get(BACKEND_VARIABLE) or installed[0]
     if not wanted:
-        if not installed:
-            fail(
-                f"none of {', '.join(known)} is installed. Install one with "
-                "its extra, for example: pip install 'keras-dist[jax]'"
-            )
-        wanted = installed[0]
+        fail(
+            f"none of {', '.join(found)} is installed. Install one with its "
+            "extra, for example: pip install 'keras-dist[jax]'"
+        )
     check_backend(wanted, "--backend" if name else BACKEND_VARIABLE)
-    if wanted not in installed:
+    if not found[wanted].is_installed:
         fail(
             f"the backend {wanted!r} is not installed. Install it with: "
-            f"pip install 'keras-dist[{wanted}]'"
+            f"{found[wanted].fix}"
         )
     os.environ[BACKEND_VARIABLE] = wanted
     # TensorFlow logs CPU flags and absent GPUs at every start. Errors that come

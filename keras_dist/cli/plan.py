@@ -3,7 +3,6 @@
 import json as json_module
 import os
 import pathlib
-from typing import TYPE_CHECKING
 from typing import Annotated
 from typing import Any
 from typing import Literal
@@ -11,10 +10,10 @@ from typing import Literal
 import typer
 
 from keras_dist.cli.environment import CPU_ONLY
+from keras_dist.cli.environment import Backend
 from keras_dist.cli.environment import check_backend
 from keras_dist.cli.environment import check_folder
 from keras_dist.cli.environment import fail
-from keras_dist.cli.environment import installed_backends
 from keras_dist.cli.environment import select_backend
 from keras_dist.cli.json_option import JsonFile
 from keras_dist.cli.json_option import is_stdout
@@ -26,9 +25,6 @@ from keras_dist.planning.estimates import ALL_SPLIT
 from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import load_of_parameters
-
-if TYPE_CHECKING:
-    from keras_dist.planning.report import Choice
 
 
 def plan(
@@ -123,8 +119,7 @@ def plan(
             help="Compile the training step of --model for a machine that "
             "need not be here: h100:8, h100:4x8, v5e:16x16, cpu:8. list: "
             "print the kinds. Needs JAX, and keras-dist with its extra "
-            "'targets'. PyTorch simulates the step of one device, with "
-            "--variables sharded.",
+            "'targets'.",
             show_default=False,
         ),
     ] = None,
@@ -156,15 +151,7 @@ def plan(
         ),
     ] = None,
     json: JsonFile = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="jax, tensorflow or torch, to make --model with.",
-            autocompletion=installed_backends,
-            show_default="KERAS_BACKEND, else the first installed; for "
-            "--target jax, unless KERAS_BACKEND is torch",
-        ),
-    ] = None,
+    backend: Backend = None,
 ) -> None:
     """Compute memory and traffic of a training before it is started.
 
@@ -173,7 +160,11 @@ def plan(
     --target, the model's training step is compiled, too.
     """
     # Imported late: rich would delay every command's start.
+    from rich.console import Console
+
     from keras_dist.planning.report import Choice
+    from keras_dist.planning.report import as_json
+    from keras_dist.planning.report import show
     from keras_dist.planning.tables import read_bytes
     from keras_dist.planning.tables import read_number
 
@@ -183,21 +174,17 @@ def plan(
     if split is None and optimizer_state == "sharded":
         split = SLOTS_SPLIT
     if target is not None:
-        for name, value in (
-            ("--devices", devices),
-            ("--workers", workers),
-            ("--params", params),
-            ("--dtype", dtype),
-            ("--slots", slots),
-            ("--activations", activations),
-            ("--optimizer", optimizer),
-        ):
-            if value is not None:
-                fail(
-                    f"{name} {value}: with --target, the target has its own "
-                    f"devices, and the model its own variables. Leave {name} "
-                    "out."
-                )
+        _refuse(
+            "with --target, the target has its own devices, and the model its "
+            "own variables.",
+            devices=devices,
+            workers=workers,
+            params=params,
+            dtype=dtype,
+            slots=slots,
+            activations=activations,
+            optimizer=optimizer,
+        )
         if parameter_devices > 1:
             fail("--parameter-devices: a target has one, the CPU of its host.")
         logical = logical_devices, layout_map
@@ -205,36 +192,48 @@ def plan(
             target, model, strategy, split, logical, batch_size, backend, json
         )
         return
-    if batch_size is not None:
-        fail("--batch-size: it is for --target. See --activations.")
-    for name, given in (
-        ("--logical-devices", logical_devices),
-        ("--layout-map", layout_map),
-    ):
-        if given is not None:
-            fail(f"{name}: it is for --target, which compiles a model.")
-    choice = Choice(
-        strategy or "mirrored",
-        devices,
-        workers,
-        parameter_devices,
-        split,
+    _refuse(
+        "it is for --target, which compiles a model.",
+        batch_size=batch_size,
+        logical_devices=logical_devices,
+        layout_map=layout_map,
     )
     if (params is None) == (model is None):
         fail("say what to train, with either --params or --model.")
+    check_folder("--json", json)
+    strategy = strategy or "mirrored"
+    choice = Choice(strategy, devices, workers, parameter_devices, split)
     try:
         choice.check(optimizer)
         room = 0 if activations is None else read_bytes(activations)
-        if params is not None:
+        if model is None:
+            assert params is not None
             count = read_number(params)
             load, what = _of_parameters(count, dtype, optimizer, slots)
         else:
-            assert model is not None
-            _check_own_types(dtype, slots)
-            load, what = _of_model(model, optimizer, backend, choice, json)
-    except ValueError as error:
+            _refuse(
+                "the model of --model has its own.", dtype=dtype, slots=slots
+            )
+            # No values are computed, so no device is needed.
+            os.environ.update(CPU_ONLY)
+            select_backend(backend)
+            with without_log_noise(), stdout_kept_for(json):
+                from keras_dist.cli.jobs.plan import load_of_named
+
+                load, what = load_of_named(model, optimizer, split)
+    except (KerasDistError, ValueError) as error:
         fail(str(error))
-    _show(load, what, choice, room, json)
+    if not is_stdout(json):
+        show(Console(highlight=False), what, load, choice, room)
+    write_json(json, as_json(load, choice, room))
+
+
+def _refuse(reason: str, **options: object) -> None:
+    """Ends the command if one of these options was given."""
+    for name, value in options.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            fail(f"{option} {value}: {reason} Leave {option} out.")
 
 
 def _compile(
@@ -269,8 +268,7 @@ def _compile(
         target = read_target(name)
         # Nothing runs on devices of this machine.
         os.environ.update(CPU_ONLY)
-        is_torch = os.environ.get("KERAS_BACKEND") == "torch"
-        select_backend(backend or ("torch" if is_torch else "jax"))
+        select_backend(backend)
         with without_log_noise(), stdout_kept_for(json):
             from keras_dist.cli.jobs.target import compiled_for
 
@@ -313,49 +311,3 @@ def _of_parameters(
     load = load_of_parameters(count, dtype, optimizer, slots)
     by = f"{slots} slots each" if slots is not None else optimizer
     return load, f"{count:,} parameters, {dtype}, {by}"
-
-
-def _check_own_types(dtype: str | None, slots: int | None) -> None:
-    for name, value in (("--dtype", dtype), ("--slots", slots)):
-        if value is not None:
-            raise ValueError(
-                f"{name} {value}: the model of --model has its own. Leave "
-                f"{name} out, or use --params in place of --model."
-            )
-
-
-def _of_model(
-    name: str,
-    optimizer: str | None,
-    backend: str | None,
-    choice: "Choice",
-    json: pathlib.Path | None,
-) -> tuple[Load, str]:
-    # No values are computed, so no device is needed.
-    os.environ.update(CPU_ONLY)
-    select_backend(backend)
-    try:
-        with without_log_noise(), stdout_kept_for(json):
-            from keras_dist.cli.jobs.plan import load_of_named
-
-            return load_of_named(name, optimizer, choice.split)
-    except KerasDistError as error:
-        fail(str(error))
-
-
-def _show(
-    load: Load,
-    what: str,
-    choice: "Choice",
-    activations: int,
-    json: pathlib.Path | None,
-) -> None:
-    from rich.console import Console
-
-    from keras_dist.planning.report import as_json
-    from keras_dist.planning.report import show
-
-    check_folder("--json", json)
-    if not is_stdout(json):
-        show(Console(highlight=False), what, load, choice, activations)
-    write_json(json, as_json(load, choice, activations))

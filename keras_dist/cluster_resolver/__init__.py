@@ -11,7 +11,6 @@ resolver ──cluster_of──> Cluster ──> a strategy of several workers
 import keras  # noqa: F401
 
 from keras_dist.cluster_resolver.base import ClusterResolver
-from keras_dist.cluster_resolver.cloud import GCEClusterResolver
 from keras_dist.cluster_resolver.cloud import TPUClusterResolver
 from keras_dist.cluster_resolver.detection import detect
 from keras_dist.cluster_resolver.environment import TFConfigClusterResolver
@@ -32,7 +31,6 @@ from keras_dist.cluster_resolver.tasks import cluster_of
 __all__ = [
     "ClusterResolver",
     "ClusterSpec",
-    "GCEClusterResolver",
     "KerasDistClusterResolver",
     "KubernetesClusterResolver",
     "KubernetesExecutableLocation",

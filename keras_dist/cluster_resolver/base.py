@@ -34,6 +34,7 @@ class ClusterResolver(ABC):
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = None
+    _environment: str | None = ""
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
@@ -91,7 +92,7 @@ class ClusterResolver(ABC):
     @property
     def environment(self) -> str | None:
         """A name of the platform that this runs on; empty by default."""
-        return ""
+        return self._environment
 
     @property
     def task_type(self) -> str | None:

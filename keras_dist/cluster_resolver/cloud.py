@@ -1,142 +1,19 @@
-"""Cluster resolvers of Google Cloud: instances and TPUs."""
+"""The cluster resolver of Cloud TPUs."""
 
 import importlib
-import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.base import local_accelerators
+from keras_dist.cluster_resolver.environment import json_in
 from keras_dist.cluster_resolver.slices import worker_id
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import list_devices
-
-
-def build_service(
-    name: str, version: str, credentials: Any, needed_by: str, **options: Any
-) -> Any:
-    """Creates a service of Google's API client, such as `"compute"` `"v1"`."""
-    try:
-        discovery = importlib.import_module("googleapiclient.discovery")
-    except ImportError as error:
-        raise ImportError(
-            f"{needed_by} needs Google's API client. Install it with `pip "
-            "install google-api-python-client`, or pass `service`."
-        ) from error
-    return discovery.build(
-        name,
-        version,
-        credentials=None if credentials == "default" else credentials,
-        cache_discovery=False,
-        **options,
-    )
-
-
-class GCEClusterResolver(ClusterResolver):
-    """A resolver for the running instances of a group, sorted by address.
-
-    All instances belong to one job. Google Compute Engine does not tell a
-    process its task, so pass each instance its own `task_id`.
-
-    Args:
-        project: String, the name of the project.
-        zone: String, the group's zone.
-        instance_group: String, the name of the group.
-        port: Integer, the port of every task.
-        task_type: String, the job of the instances.
-        task_id: Integer, this process' index, in the order of the addresses.
-        rpc_layer: String, the protocol that `master` puts before addresses.
-        credentials: Credentials of Google's API client; by default those of
-            the environment. Not used with `service`.
-        service: The result of
-            `googleapiclient.discovery.build("compute", "v1")`. By default a
-            service is created.
-
-    Raises:
-        ImportError: If no service is given, and Google's API client is not
-            installed.
-
-    Example:
-
-    ```python
-    resolver = GCEClusterResolver(
-        "my-project", "us-west1-a", "trainers", port=8470, task_id=1
-    )
-    strategy = keras_dist.MultiWorkerMirroredStrategy(resolver)
-    ```
-    """
-
-    def __init__(
-        self,
-        project: str,
-        zone: str,
-        instance_group: str,
-        port: int,
-        task_type: str = "worker",
-        task_id: int = 0,
-        rpc_layer: str | None = "grpc",
-        credentials: Any = "default",
-        service: Any = None,
-    ) -> None:
-        self._place = {"project": project, "zone": zone}
-        self._instance_group = instance_group
-        self._port = port
-        self._task_type = task_type
-        self.task_id = task_id
-        self.rpc_layer = rpc_layer
-        self._service = (
-            build_service("compute", "v1", credentials, type(self).__name__)
-            if service is None
-            else service
-        )
-
-    @property
-    def task_type(self) -> str | None:
-        """The job of the instances; it can't be assigned."""
-        return self._task_type
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        raise RuntimeError(
-            "The task_type of a GCEClusterResolver can't be reset. Received: "
-            f"{task_type!r}. Pass `task_type` when you make it."
-        )
-
-    def cluster_spec(self) -> ClusterSpec:
-        """Returns the addresses of the running instances."""
-        addresses = sorted(
-            f"{self._address(name)}:{self._port}" for name in self._instances()
-        )
-        return ClusterSpec({str(self._task_type): addresses})
-
-    def _instances(self) -> Iterator[str]:
-        groups = self._service.instanceGroups()
-        request = groups.listInstances(
-            **self._place,
-            instanceGroup=self._instance_group,
-            body={"instanceState": "RUNNING"},
-        )
-        while request is not None:
-            page = request.execute()
-            for item in page.get("items", []):
-                yield item["instance"].rsplit("/", 1)[-1]
-            request = groups.listInstances_next(
-                previous_request=request, previous_response=page
-            )
-
-    def _address(self, instance: str) -> str:
-        found = (
-            self._service.instances()
-            .get(**self._place, instance=instance)
-            .execute()
-        )
-        return str(found["networkInterfaces"][0]["networkIP"])
-
 
 _ENDPOINTS = "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"
 _LOCAL = "local"
@@ -223,13 +100,7 @@ class TPUClusterResolver(ClusterResolver):
         self._node = f"projects/{project}/locations/{zone}/nodes/{self._tpu}"
         if service is None:
             url = os.environ.get("TPU_API_DISCOVERY_URL") or discovery_url
-            self._service = build_service(
-                "tpu",
-                "v1",
-                credentials,
-                type(self).__name__,
-                **({"discoveryServiceUrl": url} if url else {}),
-            )
+            self._service = _service(credentials, url)
 
     def cluster_spec(self) -> ClusterSpec:
         """Returns the addresses of the TPU's workers; empty for a local TPU.
@@ -338,8 +209,8 @@ def _named(
         return _PROTOCOL + endpoints, zone, project
     if os.environ.get("TPU_NAME"):
         return os.environ["TPU_NAME"], zone, project
-    config = _tpu_config()
-    if not config.get("tpu_node_name"):
+    config = json_in(os.environ, "TPU_CONFIG")
+    if not isinstance(config, dict) or not config.get("tpu_node_name"):
         raise ClusterError(
             'Please provide a TPU Name to connect to. Pass `tpu` ("local" for '
             f"the TPU of this host), or set TPU_NAME or {_ENDPOINTS}."
@@ -351,21 +222,27 @@ def _named(
     )
 
 
-def _tpu_config() -> dict[str, Any]:
-    value = os.environ.get("TPU_CONFIG") or "{}"
-    try:
-        config = json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ClusterError(
-            f"The environment variable TPU_CONFIG is not JSON: {error}. "
-            f"Received: {value!r}."
-        ) from error
-    return config if isinstance(config, dict) else {}
-
-
 def _address(endpoint: str) -> str:
     host, _, port = endpoint.strip().removeprefix(_PROTOCOL).partition(":")
     return f"{host}:{port or _PORT}"
+
+
+def _service(credentials: Any, url: str | None) -> Any:
+    """Creates the service of Google's API client that knows TPUs."""
+    try:
+        discovery = importlib.import_module("googleapiclient.discovery")
+    except ImportError as error:
+        raise ImportError(
+            "TPUClusterResolver needs Google's API client. Install it with "
+            "`pip install google-api-python-client`, or pass `service`."
+        ) from error
+    return discovery.build(
+        "tpu",
+        "v1",
+        credentials=None if credentials == "default" else credentials,
+        cache_discovery=False,
+        **({"discoveryServiceUrl": url} if url else {}),
+    )
 
 
 def _metadata(path: str) -> str:

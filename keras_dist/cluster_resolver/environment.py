@@ -1,8 +1,10 @@
 """Reading environment variables, and the resolver of TF_CONFIG."""
 
+import contextlib
 import json
 import math
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from collections.abc import MutableMapping
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Self
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
+from keras_dist.cluster_resolver.tasks import cluster_of
 from keras_dist.errors import ClusterError
 
 # Below Linux's ephemeral ports, which begin at 32768, and below torchrun's own
@@ -18,10 +21,33 @@ from keras_dist.errors import ClusterError
 _FIRST_PORT, _NUM_PORTS = 10240, 16384
 
 
+@dataclass(frozen=True)
+class Place:
+    """A process' position among the workers that a launcher started."""
+
+    index: int
+    number: int
+    role: str = ""
+
+    def __str__(self) -> str:
+        number = "1 worker" if self.number == 1 else f"{self.number} workers"
+        return self.role or f"{number}, this is worker {self.index}"
+
+
 class EnvironmentResolver(ClusterResolver):
-    """A resolver that reads environment variables."""
+    """A resolver that reads environment variables, which a launcher sets."""
 
     _environ: MutableMapping[str, str] = os.environ
+
+    @classmethod
+    @abstractmethod
+    def _found(cls, environ: MutableMapping[str, str]) -> str:
+        """Returns how the launcher is recognized, "" without it."""
+
+    @classmethod
+    @abstractmethod
+    def _place(cls, environ: MutableMapping[str, str]) -> Place:
+        """Returns this process' place among the launcher's workers."""
 
     @classmethod
     def reading(cls, environ: MutableMapping[str, str]) -> Self:
@@ -45,19 +71,6 @@ class EnvironmentResolver(ClusterResolver):
             resolver._environ = environ
         cls.__init__(resolver)
         return resolver
-
-
-@dataclass(frozen=True)
-class Place:
-    """A process' position among the workers that a launcher started."""
-
-    index: int
-    number: int
-    role: str = ""
-
-    def __str__(self) -> str:
-        number = "1 worker" if self.number == 1 else f"{self.number} workers"
-        return self.role or f"{number}, this is worker {self.index}"
 
 
 def required(environ: Mapping[str, str], name: str, set_by: str) -> str:
@@ -89,6 +102,18 @@ def integer(
             f"Received: {value!r}."
         )
     return int(value)
+
+
+def json_in(environ: Mapping[str, str], name: str) -> Any:
+    """Returns the JSON in an environment variable, `{}` if it is not set."""
+    value = environ.get(name, "").strip()
+    try:
+        return json.loads(value or "{}")
+    except json.JSONDecodeError as error:
+        raise ClusterError(
+            f"The environment variable {name} is not JSON: {error}. "
+            f"Received: {value!r}."
+        ) from error
 
 
 def rank_below(
@@ -167,6 +192,23 @@ class TFConfigClusterResolver(EnvironmentResolver):
         self.rpc_layer = rpc_layer
         self._environment = environment
 
+    @classmethod
+    def _found(cls, environ: MutableMapping[str, str]) -> str:
+        with contextlib.suppress(ClusterError):
+            if not cls.reading(environ).cluster_spec():
+                return ""
+        return "TF_CONFIG is set"
+
+    @classmethod
+    def _place(cls, environ: MutableMapping[str, str]) -> Place:
+        resolver = cls.reading(environ)
+        cluster = cluster_of(resolver)
+        if cluster is not None:
+            return Place(cluster.index, cluster.num_workers)
+        if resolver.task_type == "evaluator":
+            return Place(0, 1, "this is the evaluator, which works alone")
+        return Place(0, 1)
+
     def cluster_spec(self) -> ClusterSpec:
         """Returns the cluster; empty if TF_CONFIG has none."""
         cluster = self._part("cluster")
@@ -199,11 +241,6 @@ class TFConfigClusterResolver(EnvironmentResolver):
         )
         return self.with_protocol(address, rpc_layer)
 
-    @property
-    def environment(self) -> str | None:
-        """The given environment."""
-        return self._environment
-
     def own_task(self) -> tuple[str | None, int | None]:
         """Returns the type and index of the task in TF_CONFIG."""
         task = self._part("task")
@@ -235,17 +272,11 @@ class TFConfigClusterResolver(EnvironmentResolver):
         return part
 
     def _config(self) -> dict[str, Any]:
-        value = self._environ.get("TF_CONFIG", "").strip()
-        try:
-            config = json.loads(value or "{}")
-        except json.JSONDecodeError as error:
-            raise ClusterError(
-                f"The environment variable TF_CONFIG is not JSON: {error}. "
-                f"Received: {value!r}."
-            ) from error
+        config = json_in(self._environ, "TF_CONFIG")
         if not isinstance(config, dict):
             raise ClusterError(
-                f"The environment variable TF_CONFIG must be a JSON object "
-                f"with 'cluster' and 'task'. Received: {value!r}."
+                "The environment variable TF_CONFIG must be a JSON object with "
+                "'cluster' and 'task'. Received: "
+                f"{self._environ['TF_CONFIG']!r}."
             )
         return config

@@ -2,7 +2,7 @@
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 from keras_dist.cluster_resolver.environment import EnvironmentResolver
 from keras_dist.cluster_resolver.environment import Place
@@ -57,9 +57,9 @@ class WorkersResolver(EnvironmentResolver):
     def addresses(self) -> list[str]:
         """Returns each worker's `"host:port"` in order, empty if unknown."""
 
-    @abstractmethod
     def index(self) -> int:
         """Returns this worker's position."""
+        return self._place(self._environ).index
 
     def _count(self, name: str, set_by: str) -> int:
         """Returns the integer in a variable, 0 if it is not set."""
@@ -83,6 +83,7 @@ def _from_leader(
 
 
 _BY_TORCHRUN = "torchrun"
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class TorchrunClusterResolver(WorkersResolver):
@@ -118,18 +119,24 @@ class TorchrunClusterResolver(WorkersResolver):
 
     _local = (("LOCAL_RANK", "LOCAL_WORLD_SIZE"),)
 
+    @classmethod
+    def _found(cls, environ: MutableMapping[str, str]) -> str:
+        if all(environ.get(name) for name in _TORCHRUN):
+            return "torchrun's RANK and WORLD_SIZE are set"
+        return ""
+
+    @classmethod
+    def _place(cls, environ: MutableMapping[str, str]) -> Place:
+        return rank_below(environ, "RANK", "WORLD_SIZE", _BY_TORCHRUN)
+
     def addresses(self) -> list[str]:
         """Returns the workers' addresses, empty where they are unknown."""
-        number = torchrun_place(self._environ).number
+        number = self._place(self._environ).number
         host = required(self._environ, "MASTER_ADDR", _BY_TORCHRUN)
         port = integer(self._environ, "MASTER_PORT", _BY_TORCHRUN, 1, 65535)
         on_one_host = self._on_one_host(number, "LOCAL_WORLD_SIZE")
         first = job_port(port, number if on_one_host else 1)
         return _from_leader(host, first, number, on_one_host)
-
-    def index(self) -> int:
-        """Returns this worker's rank."""
-        return torchrun_place(self._environ).index
 
     @property
     def restarts(self) -> int:
@@ -142,16 +149,11 @@ class TorchrunClusterResolver(WorkersResolver):
         name = self._environ.get("TORCHELASTIC_RUN_ID", "")
         port = self._environ.get("MASTER_PORT", "")
         word = f"torchrun {name!r} at port {port}"
-        number = torchrun_place(self._environ).number
+        number = self._place(self._environ).number
         if self._on_one_host(number, "LOCAL_WORLD_SIZE"):
             # The agents of several hosts may count restarts differently.
             word += f", restart {self.restarts}"
         return word
-
-
-def torchrun_place(environ: Mapping[str, str]) -> Place:
-    """Returns this process' place among torchrun's."""
-    return rank_below(environ, "RANK", "WORLD_SIZE", _BY_TORCHRUN)
 
 
 WORKERS = "KERAS_DIST_WORKERS"
@@ -190,6 +192,21 @@ class KerasDistClusterResolver(WorkersResolver):
     ('worker', 0)
     """
 
+    @classmethod
+    def _found(cls, environ: MutableMapping[str, str]) -> str:
+        return f"{WORKERS} is set" if environ.get(WORKERS) else ""
+
+    @classmethod
+    def _place(cls, environ: MutableMapping[str, str]) -> Place:
+        index = integer(environ, INDEX, _BY_KERAS_DIST)
+        number = len(cls.reading(environ).addresses())
+        if index >= number:
+            raise ClusterError(
+                f"{INDEX}={index} does not fit {WORKERS}, which names {number} "
+                f"workers. Expected: 0 to {number - 1}."
+            )
+        return Place(index, number)
+
     def addresses(self) -> list[str]:
         """Returns the workers' addresses."""
         value = required(self._environ, WORKERS, _BY_KERAS_DIST)
@@ -200,17 +217,6 @@ class KerasDistClusterResolver(WorkersResolver):
                 f"commas. Received: {value!r}."
             )
         return addresses
-
-    def index(self) -> int:
-        """Returns this worker's position."""
-        index = integer(self._environ, INDEX, _BY_KERAS_DIST)
-        number = len(self.addresses())
-        if index >= number:
-            raise ClusterError(
-                f"{INDEX}={index} does not fit {WORKERS}, which names {number} "
-                f"workers. Expected: 0 to {number - 1}."
-            )
-        return index
 
     @property
     def coordinator(self) -> str | None:
@@ -229,7 +235,7 @@ class KerasDistClusterResolver(WorkersResolver):
 
 
 # The variables of Open MPI, then those of MPICH, Intel MPI and others.
-MPI_RANKS = (
+_RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
 )
@@ -283,16 +289,35 @@ class MPIClusterResolver(WorkersResolver):
         ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     )
 
+    @classmethod
+    def _found(cls, environ: MutableMapping[str, str]) -> str:
+        for rank, size in _RANKS:
+            if environ.get(size, "1") != "1":
+                return f"MPI's {rank} and {size} are set"
+        return ""
+
+    @classmethod
+    def _place(cls, environ: MutableMapping[str, str]) -> Place:
+        for rank, size in _RANKS:
+            if rank in environ or size in environ:
+                return rank_below(environ, rank, size, "mpirun")
+        raise ClusterError(
+            "MPI's variables of rank and size are not set in this process. "
+            f"Expected: {' or '.join(map(' and '.join, _RANKS))}"
+            + (
+                ". PMIX_RANK is set, but it does not say how many workers "
+                "there are: set PMI_RANK and PMI_SIZE."
+                if "PMIX_RANK" in environ
+                else "."
+            )
+        )
+
     def addresses(self) -> list[str]:
         """Returns the workers' addresses, empty where they are unknown."""
-        number = mpi_place(self._environ).number
+        number = self._place(self._environ).number
         on_one_host = self._on_one_host(number, *_LOCAL_SIZES)
         host, port = self._leader(on_one_host, number)
         return _from_leader(host, port, number, on_one_host)
-
-    def index(self) -> int:
-        """Returns this worker's rank."""
-        return mpi_place(self._environ).index
 
     def _leader(self, on_one_host: bool, number: int) -> tuple[str, int]:
         host = self._environ.get("MASTER_ADDR", "").strip()
@@ -324,20 +349,3 @@ class MPIClusterResolver(WorkersResolver):
     def job(self) -> str:
         """MPI's job, by its id; empty without one."""
         return self._id() and f"MPI job {self._id()}"
-
-
-def mpi_place(environ: Mapping[str, str]) -> Place:
-    """Returns this process' place among MPI's."""
-    for rank, size in MPI_RANKS:
-        if rank in environ or size in environ:
-            return rank_below(environ, rank, size, "mpirun")
-    raise ClusterError(
-        "MPI's variables of rank and size are not set in this process. "
-        f"Expected: {' or '.join(' and '.join(pair) for pair in MPI_RANKS)}"
-        + (
-            ". PMIX_RANK is set, but it does not say how many workers there "
-            "are: set PMI_RANK and PMI_SIZE."
-            if "PMIX_RANK" in environ
-            else "."
-        )
-    )

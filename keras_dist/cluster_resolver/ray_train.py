@@ -5,7 +5,7 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import Any
 
 from keras_dist.cluster_resolver.environment import Place
@@ -40,37 +40,28 @@ class RayTrainClusterResolver(WorkersResolver):
     This process is not a worker of Ray Train
     """
 
+    @classmethod
+    def _found(cls, environ: MutableMapping[str, str]) -> str:
+        context = _context() if environ is os.environ else None
+        if context is None or (context.get_world_size() or 1) == 1:
+            return ""
+        return "this is a worker of Ray Train"
+
+    @classmethod
+    def _place(cls, environ: MutableMapping[str, str]) -> Place:
+        context = _context()
+        if context is None:
+            raise ClusterError(
+                "This process is not a worker of Ray Train. Expected: a "
+                "function that `fit` of a trainer, such as JaxTrainer, runs "
+                "on its workers."
+            )
+        return Place(context.get_world_rank(), context.get_world_size())
+
     def addresses(self) -> list[str]:
         """Returns the first worker's address, and empty ones of the others."""
-        place = _place()
+        place = self._place(self._environ)
         return [_leader(place), *[""] * (place.number - 1)]
-
-    def index(self) -> int:
-        """Returns this worker's rank."""
-        return _place().index
-
-
-def is_ray_worker(environ: Mapping[str, str]) -> bool:
-    """Returns whether this process, if asked for, is one of Ray's workers."""
-    if environ is not os.environ:
-        return False
-    context = _context()
-    return context is not None and (context.get_world_size() or 1) > 1
-
-
-def ray_place(environ: Mapping[str, str]) -> Place:
-    """Returns this process' place among the workers of Ray Train."""
-    return _place()
-
-
-def _place() -> Place:
-    context = _context()
-    if context is None:
-        raise ClusterError(
-            "This process is not a worker of Ray Train. Expected: a function "
-            "that `fit` of a trainer, such as JaxTrainer, runs on its workers."
-        )
-    return Place(context.get_world_rank(), context.get_world_size())
 
 
 def _context() -> Any:

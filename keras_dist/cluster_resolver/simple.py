@@ -79,11 +79,6 @@ class SimpleClusterResolver(ClusterResolver):
             return self.with_protocol(self._master, rpc_layer)
         return self.address_of(task_type, task_id, rpc_layer)
 
-    @property
-    def environment(self) -> str:
-        """The given environment."""
-        return self._environment
-
     def num_accelerators(
         self,
         task_type: str | None = None,

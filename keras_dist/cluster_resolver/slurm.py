@@ -1,14 +1,16 @@
 """SlurmClusterResolver: the tasks that `srun` started."""
 
 import re
-import subprocess
 from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import NamedTuple
 
 from keras_dist.cluster_resolver.environment import EnvironmentResolver
+from keras_dist.cluster_resolver.environment import Place
 from keras_dist.cluster_resolver.environment import host_port
 from keras_dist.cluster_resolver.environment import integer
 from keras_dist.cluster_resolver.environment import job_port
+from keras_dist.cluster_resolver.environment import rank_below
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.environment.hostlist import hosts_of
 from keras_dist.environment.machine import VISIBLE
@@ -88,14 +90,7 @@ def count_gpus(environ: Mapping[str, str]) -> int:
     visible = visible_gpus(environ)
     if visible is not None:
         return len(visible)
-    try:
-        count, failed = listed_gpus()
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(
-            "Could not get the number of GPUs: nvidia-smi did not end within "
-            f"{error.timeout:g} seconds. Pass `gpus_per_node`, or set "
-            f"{VISIBLE}."
-        ) from error
+    count, failed = listed_gpus()
     if failed is not None:
         raise RuntimeError(
             "Could not get the number of GPUs from nvidia-smi. Pass "
@@ -208,6 +203,23 @@ class SlurmClusterResolver(EnvironmentResolver):
             self._check_place()
         self._set_gpus(
             gpus_per_node, gpus_per_task, max(by_host.values()), auto_set_gpu
+        )
+
+    @classmethod
+    def _found(cls, environ: MutableMapping[str, str]) -> str:
+        tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+        # mpirun may start its daemons in a Slurm step, whose variables its
+        # workers inherit.
+        is_mpirun = environ.get("OMPI_COMM_WORLD_SIZE", "1") != "1"
+        is_task = environ.get("SLURM_PROCID") and tasks not in ("", "1")
+        if is_task and not is_mpirun:
+            return "SLURM_PROCID is set in a step of several tasks"
+        return ""
+
+    @classmethod
+    def _place(cls, environ: MutableMapping[str, str]) -> Place:
+        return rank_below(
+            environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "srun"
         )
 
     def cluster_spec(self) -> ClusterSpec:

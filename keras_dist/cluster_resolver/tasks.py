@@ -1,74 +1,18 @@
-"""Roles of a cluster's tasks, and the workers that train together."""
+"""The workers of a cluster that train together."""
 
 import contextlib
 import ipaddress
-import re
 import socket
-from typing import Any
 
 from keras_dist.cluster_resolver.base import ClusterResolver
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
+from keras_dist.joining.addresses import is_address
 from keras_dist.joining.addresses import split
 
 _TASK_TYPES = ("chief", "worker", "evaluator", "ps")
 _SINGLE = ("chief", "evaluator")
-_ADDRESS = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\]:/\s]+):(\d{1,5})")
-
-
-def is_chief(
-    cluster_spec: Any = None,
-    task_type: str | None = None,
-    task_id: int | None = None,
-) -> bool:
-    """Returns true for a chief, an evaluator, and worker 0 without a chief."""
-    spec = _checked(cluster_spec or {}, task_type, task_id)
-    if task_type in _SINGLE:
-        return True
-    return (task_type, task_id) == ("worker", 0) and "chief" not in spec.jobs
-
-
-def worker_count(cluster_spec: Any, task_type: str | None) -> int:
-    """Returns the number of tasks that work together with one of a type."""
-    spec = _checked(cluster_spec, task_type, 0)
-    if task_type == "evaluator":
-        return max(1, _count(spec, "evaluator"))
-    if task_type not in ("chief", "worker"):
-        raise ClusterError(
-            f"Unexpected `task_type` {task_type!r}. Expected: 'chief', "
-            "'worker' or 'evaluator'."
-        )
-    return _count(spec, "chief") + _count(spec, "worker")
-
-
-def id_in_cluster(
-    cluster_spec: Any, task_type: str | None, task_id: int | None
-) -> int:
-    """Returns a task's position among those that work together, chief first."""
-    spec = _checked(cluster_spec, task_type, task_id)
-    if task_type == "worker" and task_id is not None:
-        return task_id + _count(spec, "chief")
-    if task_type in _SINGLE:
-        return 0
-    raise ClusterError(
-        f"There is no id for task_type {task_type!r}. Expected: 'chief', "
-        "'worker' or 'evaluator'."
-    )
-
-
-def collective_leader(
-    cluster_spec: Any, task_type: str | None, task_id: int | None
-) -> str:
-    """Returns the name of the task that leads collectives, or ""."""
-    spec = ClusterSpec(cluster_spec)
-    if not spec:
-        return ""
-    _checked(spec, task_type, task_id)
-    if task_type == "evaluator":
-        return ""
-    job = "chief" if "chief" in spec.jobs else "worker"
-    return f"/job:{job}/replica:0/task:0"
 
 
 def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
@@ -115,7 +59,7 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
             f"task_id={task_id!r} from {type(resolver).__name__}. Expected: a "
             "value for each. In TF_CONFIG, both are in 'task'."
         )
-    _checked(spec, task_type, task_id)
+    _check_task(spec, task_type, task_id)
     if task_type == "evaluator":
         return None
     if _count(spec, "ps"):
@@ -129,8 +73,9 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
     coordinator = getattr(resolver, "coordinator", None)
     if coordinator is not None:
         _check_address(coordinator, "The coordinator's address")
+    before = _count(spec, "chief") if task_type == "worker" else 0
     return Cluster(
-        index=id_in_cluster(spec, task_type, task_id),
+        index=before + task_id,
         leader=addresses[0],
         addresses=addresses,
         coordinator=coordinator,
@@ -163,8 +108,7 @@ def _addresses(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _check_address(address: str, what: str) -> None:
-    match = _ADDRESS.fullmatch(address)
-    if not match or not 0 < int(match[1]) < 65536:
+    if not is_address(address):
         raise ClusterError(
             f"{what} must be 'host:port', with a port of 1 to 65535. Received: "
             f"{address!r}."
@@ -188,14 +132,7 @@ def _is_unspecified(host: str) -> bool:
     return False
 
 
-def _checked(
-    cluster_spec: Any, task_type: str | None, task_id: int | None
-) -> ClusterSpec:
-    """Returns the cluster spec after checking its jobs and the task."""
-    spec = ClusterSpec(cluster_spec)
-    _check_jobs(spec)
-    if task_type is None:
-        return spec
+def _check_task(spec: ClusterSpec, task_type: str, task_id: int) -> None:
     if task_type not in _TASK_TYPES:
         raise ClusterError(
             f"Unrecognized task_type: {task_type!r}. Expected one of: "
@@ -204,12 +141,12 @@ def _checked(
     if task_type not in spec.jobs:
         # An evaluator need not be part of the cluster that it watches.
         if task_type == "evaluator":
-            return spec
+            return
         raise ClusterError(
             f"`task_type` {task_type!r} not found in cluster_spec. Received: "
             f"{spec}."
         )
-    if task_id is None or task_id < 0:
+    if task_id < 0:
         raise ClusterError(
             "`task_id` must be an integer of at least 0. Received: "
             f"{task_id!r}."
@@ -219,7 +156,6 @@ def _checked(
             f"The `task_id` {task_id} exceeds the maximum id of {task_type}. "
             f"Expected: 0 to {spec.num_tasks(task_type) - 1}, as in {spec}."
         )
-    return spec
 
 
 def _check_jobs(spec: ClusterSpec) -> None:

@@ -1,10 +1,7 @@
 """Topology: the places of a TPU's cores in the mesh that connects them."""
 
-from collections.abc import Iterable
-from collections.abc import Iterator
+import json
 from collections.abc import Sequence
-from itertools import chain
-from itertools import islice
 from typing import Any
 from typing import final
 
@@ -13,9 +10,6 @@ from numpy.typing import NDArray
 
 # Sides of a mesh: x, y and z of a chip, and the core on the chip.
 RANK = 4
-# The fields of TensorFlow's `TopologyProto`, and the types of fields.
-_MESH_SHAPE, _NUM_TASKS, _NUM_DEVICES, _COORDINATES = 1, 2, 3, 4
-_INTEGER, _BYTES = 0, 2
 _MOST = np.iinfo(np.int32).max
 
 Array = NDArray[np.int32]
@@ -29,8 +23,8 @@ class Topology:
     of a core on that chip. A task is a worker, on a host of its own.
 
     Args:
-        serialized: Bytes from `serialized()`, here or in TensorFlow, or
-            `None`. With bytes, the other arguments are ignored.
+        serialized: Bytes from `serialized()`, or `None`. With bytes, the other
+            arguments are ignored. Bytes from TensorFlow are an error.
         mesh_shape: Sequence of 4 positive integers, the sides of the mesh.
         device_coordinates: Array of integers with the shape
             `(tasks, devices, 4)`: the place of each core of each task.
@@ -56,9 +50,8 @@ class Topology:
         mesh_shape: Any = None,
         device_coordinates: Any = None,
     ) -> None:
-        self._serialized = serialized
         if serialized:
-            mesh_shape, device_coordinates = _parsed(serialized)
+            mesh_shape, device_coordinates = _read(serialized)
         self._mesh_shape = _shape(mesh_shape)
         self._device_coordinates = _places(device_coordinates, self._mesh_shape)
         self._tasks = np.full(self._mesh_shape, -1, np.int32)
@@ -153,19 +146,12 @@ class Topology:
         return f"{self._host(device_coordinates, job)}/device:TPU:{ordinal}"
 
     def serialized(self) -> bytes:
-        """Returns the topology as the bytes of a `TopologyProto`."""
-        if not self._serialized:
-            self._serialized = b"".join(
-                (
-                    _field(_MESH_SHAPE, self._mesh_shape.tolist()),
-                    _varints([_NUM_TASKS << 3, self.num_tasks]),
-                    _varints([_NUM_DEVICES << 3, self.num_tpus_per_task]),
-                    _field(
-                        _COORDINATES, self._device_coordinates.ravel().tolist()
-                    ),
-                )
-            )
-        return self._serialized
+        """Returns the topology as bytes, for another `Topology`."""
+        found = {
+            "mesh_shape": self._mesh_shape.tolist(),
+            "device_coordinates": self._device_coordinates.tolist(),
+        }
+        return json.dumps(found).encode()
 
     def _host(self, place: Sequence[int], job: str | None) -> str:
         task = self.task_ordinal_at_coordinates(place)
@@ -235,72 +221,16 @@ def integers(name: str, values: Any) -> Array:
     return found.astype(np.int32)
 
 
-def _varints(values: Iterable[int]) -> bytes:
-    """Encodes integers in groups of 7 bits, the lowest group first."""
-    data = bytearray()
-    for value in values:
-        while value > 127:
-            data.append(value & 127 | 128)
-            value >>= 7
-        data.append(value)
-    return bytes(data)
-
-
-def _varint(stream: Iterator[int]) -> int:
-    """Decodes the next integer."""
-    value = shift = 0
-    for byte in stream:
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value
-        shift += 7
-    raise _malformed("the end of the bytes within an integer")
-
-
-def _field(number: int, values: Sequence[int]) -> bytes:
-    data = _varints(values)
-    return _varints([number << 3 | _BYTES, len(data)]) + data
-
-
-def _parsed(serialized: bytes) -> tuple[list[int], NDArray[Any]]:
-    """Reads the sides of a mesh and the places of cores."""
-    if not isinstance(serialized, bytes):
-        raise _malformed(f"{serialized!r} of type {type(serialized).__name__}")
-    fields: dict[int, list[int]] = {}
-    stream = iter(serialized)
-    for first in stream:
-        number, kind = divmod(_varint(chain([first], stream)), 8)
-        values = fields.setdefault(number, [])
-        if kind == _INTEGER:
-            values.append(_varint(stream))
-        elif kind == _BYTES:
-            data = bytes(islice(stream, _varint(stream)))
-            if number in (_MESH_SHAPE, _COORDINATES):
-                values.extend(_unpacked(data))
-        else:
-            raise _malformed(f"field {number} of type {kind}")
-    # A number that is 0 is left out.
-    tasks, devices = (
-        (fields.get(number) or [0])[-1] for number in (_NUM_TASKS, _NUM_DEVICES)
-    )
-    coordinates = fields.get(_COORDINATES, [])
-    if len(coordinates) != tasks * devices * RANK:
-        raise _malformed(
-            f"{len(coordinates)} coordinates for {tasks} tasks with {devices} "
-            f"devices, each with {RANK} coordinates"
-        )
-    places = np.array(coordinates).reshape(tasks, devices, RANK)
-    return fields.get(_MESH_SHAPE, []), places
-
-
-def _unpacked(data: bytes) -> Iterator[int]:
-    stream = iter(data)
-    for first in stream:
-        yield _varint(chain([first], stream))
-
-
-def _malformed(received: str) -> ValueError:
-    return ValueError(
-        "The topology could not be read from bytes. Received: "
-        f"{received}. Expected: the result of `Topology.serialized()`."
-    )
+def _read(serialized: bytes) -> tuple[Any, Any]:
+    """Returns the sides of a mesh and the places of cores in it."""
+    try:
+        found = json.loads(serialized)
+        return found["mesh_shape"], found["device_coordinates"]
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            "The topology could not be read from bytes. Received: "
+            f"{serialized!r} of type {type(serialized).__name__}. Expected: "
+            "the result of keras_dist's `Topology.serialized()`. TensorFlow "
+            "reads its own: pass `mesh_shape` and `device_coordinates` of its "
+            "`tf.tpu.experimental.Topology(serialized)`."
+        ) from error

@@ -28,14 +28,22 @@ def listed_gpus() -> tuple[int, str | None]:
     """Counts the GPUs that nvidia-smi lists; adds its output if it failed."""
     if not shutil.which("nvidia-smi"):
         return 0, None
-    listed = subprocess.run(
-        ["nvidia-smi", "--list-gpus"],
-        capture_output=True,
-        check=False,
-        encoding="utf-8",
-        errors="replace",
-        timeout=_SECONDS,
-    )
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise GpusError(
+            "It is unknown which GPUs the workers share. Received: "
+            f"`nvidia-smi --list-gpus` did not end within {_SECONDS} seconds. "
+            f"Expected: a list of GPUs. Set {VISIBLE}, to an empty text for "
+            "no GPU, or check the driver."
+        ) from error
     count = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
     failed = (listed.stdout + listed.stderr).strip()
     return count, failed if listed.returncode else None
@@ -46,15 +54,7 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
     visible = visible_gpus(environ)
     if visible is not None:
         return visible
-    try:
-        count, _ = listed_gpus()
-    except subprocess.TimeoutExpired as error:
-        raise GpusError(
-            "It is unknown which GPUs the workers share. Received: "
-            f"`nvidia-smi --list-gpus` did not end within {_SECONDS} seconds. "
-            f"Expected: a list of GPUs. Set {VISIBLE}, to an empty text for "
-            "no GPU, or check the driver."
-        ) from error
+    count, _ = listed_gpus()
     return [str(index) for index in range(count)]
 
 

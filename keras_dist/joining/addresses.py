@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import pathlib
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -11,6 +12,15 @@ from keras_dist.errors import ClusterError
 
 # States of sockets in Linux' tables.
 CONNECTED, _LISTENS = "01", "0A"
+
+
+_ADDRESS = re.compile(r"(?:\[[^\[\]\s]+\]|[^\[\]:/\s]+):(\d{1,5})")
+
+
+def is_address(text: str) -> bool:
+    """Tells whether a text is `"host:port"`, an IPv6 host in brackets."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[1]) < 65536
 
 
 def split(address: str) -> tuple[str, int]:

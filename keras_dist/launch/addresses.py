@@ -6,6 +6,8 @@ import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from keras_dist.joining.addresses import is_address
+
 LOOPBACK = "127.0.0.1"
 
 LAST_PORT = 65535
@@ -105,14 +107,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     """Parses comma-separated hosts, each with a port."""
     hosts = tuple(part.strip() for part in text.split(","))
     for host in hosts:
-        name, _, port = host.rpartition(":")
-        bracketed = name.startswith("[") and name.endswith("]")
-        if (
-            not name
-            or (":" in name and not bracketed)
-            or not port.isdecimal()
-            or not 1 <= int(port) <= LAST_PORT
-        ):
+        if not is_address(host):
             raise ValueError(
                 f"The host {host!r} is not a name and a port. Expected: a name "
                 "and a port, such as a:9000, with commas between hosts; "

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 # Bytes of one number of a variable under each dtype policy of Keras. Gradients
@@ -77,7 +76,10 @@ def load_of_parameters(
 ) -> Load:
     """Returns the load of a number of parameters, all of them trainable."""
     if dtype not in VARIABLE_BYTES:
-        raise ValueError(_unknown("dtype policy", dtype, list(VARIABLE_BYTES)))
+        raise ValueError(
+            "There is no dtype policy of that name. Received: "
+            f"{dtype!r}. Expected: one of {', '.join(VARIABLE_BYTES)}."
+        )
     name = optimizer.lower().replace("_", "").replace("-", "")
     if slots is None and name not in SLOTS:
         raise ValueError(
@@ -92,13 +94,6 @@ def load_of_parameters(
         trainable=num_parameters * each,
         slots=(Flat(num_parameters, each),) * count,
         counters=_COUNTERS + scaling,
-    )
-
-
-def _unknown(what: str, received: str, known: Sequence[str]) -> str:
-    return (
-        f"There is no {what} of that name. Received: {received!r}. Expected: "
-        f"one of {', '.join(known)}."
     )
 
 

@@ -37,9 +37,7 @@ def show_programs(
     load: Load,
 ) -> None:
     """Prints the memory, the collectives and the work of programs."""
-    is_simulated = any(program.is_simulated for program in programs)
-    how = "simulated on a device of" if is_simulated else "compiled for"
-    console.print(Text(f"{what}, {how} {target}"))
+    console.print(Text(f"{what}, compiled for {target}"))
     for program in programs:
         console.print()
         console.print(_memory(program, _kind_of(program, target)))
@@ -49,14 +47,11 @@ def show_programs(
             console.print()
         for line in _lines(program, _kind_of(program, target)):
             console.print(Text(line))
-    if not is_simulated:
-        size = tables.bytes_text(load.weights + load.optimizer())
-        console.print(
-            Text(
-                f"`fit` keeps up to {size} in the memory of each host, if it "
-                "is free: the state at the start of an epoch."
-            )
-        )
+    size = tables.bytes_text(load.weights + load.optimizer())
+    console.print(
+        f"`fit` keeps up to {size} in the memory of each host, if it is free: "
+        "the state at the start of an epoch."
+    )
 
 
 def programs_json(
@@ -94,7 +89,6 @@ def fits(program: CompiledProgram, kind: TargetKind) -> bool | None:
 
 def show_targets(console: Console) -> None:
     """Prints the kinds of targets, with an example of each."""
-    examples = {"cpu": "cpu:8", "gpu": "{}:8, {}:4x8", "tpu": "{}:{}"}
     made = tables.table(
         "Targets",
         ("Kind", tables.WORD),
@@ -103,16 +97,13 @@ def show_targets(console: Console) -> None:
         ("Such as", tables.WORD),
     )
     for kind in KINDS.values():
-        shape = "2x2x2" if "2x2x2" in SLICES.get(kind.name, ()) else "4x4"
-        names = (
-            [kind.name] * 2 if kind.platform == "gpu" else [kind.name, shape]
-        )
-        made.add_row(
-            kind.name,
-            kind.title,
-            "" if kind.memory is None else tables.bytes_text(kind.memory),
-            examples[kind.platform].format(*names),
-        )
+        examples = {"cpu": ("8",), "gpu": ("8", "4x8"), "tpu": ("4x4",)}
+        sizes = examples[kind.platform]
+        if "2x2x2" in SLICES.get(kind.name, ()):
+            sizes = ("2x2x2",)
+        memory = "" if kind.memory is None else tables.bytes_text(kind.memory)
+        names = ", ".join(f"{kind.name}:{size}" for size in sizes)
+        made.add_row(kind.name, kind.title, memory, names)
     console.print(made)
 
 
@@ -152,23 +143,24 @@ def _memory(program: CompiledProgram, kind: TargetKind) -> Table:
 
 
 def _collectives(program: CompiledProgram) -> Table:
-    made = tables.table(
+    return tables.table(
         "",
         (f"{program.name}: collectives", tables.WORD),
         ("Devices", tables.NUMBER),
         ("Count", tables.NUMBER),
         ("Bytes", tables.NUMBER),
         ("Each sends", tables.NUMBER),
+        rows=[
+            (
+                each.kind,
+                f"{each.devices:,}",
+                f"{each.count:,}",
+                tables.bytes_text(each.num_bytes),
+                tables.bytes_text(each.sent),
+            )
+            for each in program.collectives
+        ],
     )
-    for each in program.collectives:
-        made.add_row(
-            each.kind,
-            f"{each.devices:,}",
-            f"{each.count:,}",
-            tables.bytes_text(each.num_bytes),
-            tables.bytes_text(each.sent),
-        )
-    return made
 
 
 def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
@@ -180,7 +172,7 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
         return
     if kind.memory is not None:
         yield _verdict(program, kind.memory)
-        taken = kind.memory * (1 if program.is_simulated else _TAKEN)
+        taken = kind.memory * _TAKEN
         if kind.platform == "gpu" and taken < program.peak <= kind.memory:
             yield (
                 f"JAX takes {_TAKEN:.0%} of a GPU's memory at the start. Set "
@@ -193,15 +185,7 @@ def _lines(program: CompiledProgram, kind: TargetKind) -> Iterator[str]:
             f"{program.flops:.3g} floating-point operations in the matrix "
             "products and convolutions of a device, on average."
         )
-    if not program.is_simulated:
-        yield f"Compiled in {program.seconds:.1f} s."
-        return
-    yield (
-        f"Simulated in {program.seconds:.1f} s: the step of the first of "
-        f"{program.devices:,} devices, on tensors without values. It counts "
-        "tensors. What kernels, collectives and the allocator take beyond "
-        "them is not known."
-    )
+    yield f"Compiled in {program.seconds:.1f} s."
 
 
 def _verdict(program: CompiledProgram, memory: int) -> str:

@@ -53,8 +53,6 @@ class CompiledProgram:
         seconds: Float, how long it was compiled.
         refusal: String, why the compiler refused the program: it is too large
             for the device. What only the compiler knows is 0 then.
-        is_simulated: Boolean, whether no compiler made it: the step ran as one
-            of the devices, on tensors without values.
     """
 
     name: str
@@ -73,7 +71,6 @@ class CompiledProgram:
     to_host: int = 0
     seconds: float = field(default=0.0, compare=False)
     refusal: str = ""
-    is_simulated: bool = False
 
     @property
     def kept(self) -> int:

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 from typing import TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.console import ConsoleOptions
+from rich.jupyter import JupyterMixin
 from rich.progress import BarColumn
 from rich.progress import Progress
 from rich.progress import ProgressColumn
@@ -163,42 +163,18 @@ def progress_bar(
     )
 
 
-def html_table(
-    title: str, columns: Iterable[str], rows: Iterable[Sequence[Any]]
-) -> str:
-    """Returns a table as HTML; a row has text for each column."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{_plain(cell)}</td>' for cell in row)}</tr>"
-        for row in rows
-    )
-    return (
-        f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr>"
-        f"</thead><tbody>{body}</tbody></table>"
-    )
-
-
-def _html(shown: Table) -> str:
-    heads, rows = cells_of(shown)
-    return html_table(str(shown.title), heads, rows)
-
-
 def cells_of(shown: Table) -> tuple[list[str], Iterable[Sequence[Any]]]:
     """Returns a table's heads and its rows."""
     heads = [str(column.header) for column in shown.columns]
     return heads, zip(*(column.cells for column in shown.columns), strict=True)
 
 
-def _plain(cell: Any) -> str:
-    return escape(getattr(cell, "plain", cell).strip())
-
-
-class Shown(ABC):
+class Shown(JupyterMixin, ABC):
     """A result that `print`, rich and notebooks show: tables, then text."""
 
     @abstractmethod
     def _tables(self) -> Iterable[Table]:
-        """Returns the tables, whose cells have a text, or one in `plain`."""
+        """Returns the tables."""
 
     @abstractmethod
     def _lines(self) -> Iterable[str]:
@@ -221,11 +197,6 @@ class Shown(ABC):
             file=file, width=width, highlight=False, force_jupyter=False
         ).print(self)
         return file.getvalue().rstrip()
-
-    def _repr_html_(self) -> str:
-        tables = "".join(map(_html, self._tables()))
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self._lines())
-        return f"<div>{tables}{lines}</div>"
 
 
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:

@@ -1,5 +1,6 @@
 """Machines that a model can be compiled for, whether or not they are here."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -97,9 +98,7 @@ def read_target(text: str) -> Target:
             f"--target {text}: {kind.name} needs devices, or hosts x devices, "
             "such as 8 or 4x8."
         )
-    count = 1
-    for side in sides:
-        count *= side
+    count = math.prod(sides)
     if count > _MOST_DEVICES:
         raise ValueError(
             f"--target {text}: too many devices. Received: {count:,}. "

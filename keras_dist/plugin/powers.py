@@ -96,17 +96,13 @@ class HasTPUs(ABC):
 class CompilesForTargets(ABC):
     """A `Backend` that compiles for machines that are not here."""
 
-    # Whether variables are made as ever in the context, but take no memory.
-    describes_values = False
-
     @abstractmethod
     def on_target(
         self, target: Target
     ) -> contextlib.AbstractContextManager[Sequence[int]]:
         """Returns a context in which a target's devices stand in for the
         backend's, and programs are traced in place of being run. It gives the
-        number of devices of each worker. Variables must have no values, unless
-        the backend describes them.
+        number of devices of each worker. Variables must have no values.
 
         Raises `DeviceError` if the backend can't compile for the target."""
 

@@ -66,10 +66,8 @@ class Workers(ABC):
     Results are on the primary device.
     """
 
-    # `None` where workers are only simulated.
+    # `None` where programs are compiled for workers that are not here.
     messages: Messages | None = None
-    # False where tensors are only described, as in a simulation.
-    have_values = True
 
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         self.cluster = cluster

@@ -2,13 +2,11 @@
 
 from tensorflow import distribute
 from tensorflow import train
-from tensorflow.python.distribute import multi_worker_util
 from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 
 ClusterSpec = train.ClusterSpec
 expand_hostlist = slurm_cluster_resolver.expand_hostlist
 expand_tasks_per_node = slurm_cluster_resolver.expand_tasks_per_node
-tasks = multi_worker_util
 
 
 def __getattr__(name):

@@ -14,7 +14,6 @@ RESOLVERS = [
     "TFConfigClusterResolver",
     "SlurmClusterResolver",
     "KubernetesClusterResolver",
-    "GCEClusterResolver",
     "TPUClusterResolver",
     "UnionResolver",
 ]
@@ -58,11 +57,6 @@ def _arguments(function):
             "job_to_label_mapping=None, tf_server_port=8470, "
             "rpc_layer='grpc', override_client=None, "
             "executable_location='WITHIN_CLUSTER'",
-        ),
-        (
-            "GCEClusterResolver",
-            "project, zone, instance_group, port, task_type='worker', "
-            "task_id=0, rpc_layer='grpc', credentials='default', service=None",
         ),
         (
             "TPUClusterResolver",

@@ -7,7 +7,6 @@ from keras_dist.cluster_resolver import ClusterSpec
 from keras_dist.cluster_resolver import KerasDistClusterResolver
 from keras_dist.cluster_resolver import SimpleClusterResolver
 from keras_dist.cluster_resolver import cluster_of
-from keras_dist.cluster_resolver import tasks
 from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 
@@ -18,83 +17,6 @@ ALL = {
     "evaluator": ["e:1"],
 }
 WORKERS = {"worker": ["w:1", "w:2"]}
-RULES = ["is_chief", "id_in_cluster", "collective_leader"]
-
-
-@contract("R-21")
-@pytest.mark.parametrize("rule", RULES)
-def test_jobs_that_a_cluster_can_have(api, rule):
-    ask = getattr(api.tasks, rule)
-    with pytest.raises(ValueError, match="Disallowed task type"):
-        ask({"boss": ["a:1"]}, "worker", 0)
-    with pytest.raises(ValueError, match="Unrecognized task_type"):
-        ask(WORKERS, "boss", 0)
-    with pytest.raises(ValueError, match="'chief' not found in cluster_spec"):
-        ask(WORKERS, "chief", 0)
-    for job in ("chief", "evaluator"):
-        with pytest.raises(ValueError, match=f"at most one '{job}'"):
-            ask({job: ["a:1", "b:1"]}, job, 0)
-
-
-@contract("R-22")
-def test_is_chief(api):
-    is_chief = api.tasks.is_chief
-    assert is_chief(ALL, "chief", 0)
-    assert is_chief(ALL, "evaluator", 0)
-    assert not is_chief(ALL, "worker", 0)
-    assert not is_chief(ALL, "ps", 0)
-    assert is_chief(WORKERS, "worker", 0)
-    assert not is_chief(WORKERS, "worker", 1)
-    assert is_chief(WORKERS, "evaluator", 0)
-    assert is_chief(api.ClusterSpec(WORKERS), "worker", 0)
-
-
-@contract("R-22")
-@pytest.mark.parametrize("rule", RULES)
-def test_an_index_too_large(api, rule):
-    with pytest.raises(ValueError, match="`task_id` 2 exceeds the maximum id"):
-        getattr(api.tasks, rule)(WORKERS, "worker", 2)
-
-
-@contract("R-23")
-def test_worker_count(api):
-    worker_count = api.tasks.worker_count
-    assert worker_count(ALL, "chief") == worker_count(ALL, "worker") == 3
-    assert worker_count(ALL, "evaluator") == 1
-    assert worker_count(WORKERS, "worker") == 2
-    with pytest.raises(ValueError, match="Unexpected `task_type` 'ps'"):
-        worker_count(ALL, "ps")
-
-
-@contract("R-23", native=False)
-def test_an_evaluator_outside_of_the_cluster_is_one(api):
-    assert api.tasks.worker_count(WORKERS, "evaluator") == 1
-
-
-@contract("R-23")
-def test_id_in_cluster(api):
-    id_in_cluster = api.tasks.id_in_cluster
-    assert id_in_cluster(ALL, "chief", 0) == 0
-    assert id_in_cluster(ALL, "worker", 0) == 1
-    assert id_in_cluster(ALL, "worker", 1) == 2
-    assert id_in_cluster(WORKERS, "worker", 1) == 1
-    assert id_in_cluster(ALL, "evaluator", 0) == 0
-    with pytest.raises(ValueError, match="There is no id for task_type 'ps'"):
-        id_in_cluster(ALL, "ps", 0)
-
-
-@contract("R-23")
-def test_collective_leader(api):
-    leader = api.tasks.collective_leader
-    assert leader(ALL, "worker", 1) == "/job:chief/replica:0/task:0"
-    assert leader(WORKERS, "worker", 1) == "/job:worker/replica:0/task:0"
-    assert leader(ALL, "evaluator", 0) == leader({}, None, 0) == ""
-
-
-@pytest.mark.parametrize("task_id", [None, -1])
-def test_an_index_is_needed(task_id):
-    with pytest.raises(ClusterError, match=f"at least 0. Received: {task_id}"):
-        tasks.is_chief(WORKERS, "worker", task_id)
 
 
 def _cluster(spec, task_type=None, task_id=None):
@@ -109,6 +31,7 @@ def test_workers_in_order():
     assert _cluster(WORKERS, "worker", 1) == Cluster(1, "w:1", two)
 
 
+@contract("R-22", native=False)
 def test_the_chief_is_first():
     spec = {"worker": ["w:1", "w:2"], "chief": ["c:1"], "evaluator": ["e:1"]}
     three = ("c:1", "w:1", "w:2")
@@ -137,13 +60,17 @@ def test_no_resolver_is_no_cluster():
     assert cluster_of(None) is None
 
 
+@contract("R-21", native=False)
 @pytest.mark.parametrize(
     ("spec", "task", "message"),
     [
         (WORKERS, (None, None), "has 2 workers, but .* task_type=None"),
         (WORKERS, ("worker", None), "task_id=None from SimpleClusterResolver"),
+        (WORKERS, ("worker", -1), "at least 0. Received: -1"),
         (WORKERS, ("worker", 2), "`task_id` 2 exceeds .*Expected: 0 to 1"),
         (WORKERS, ("boss", 0), "Unrecognized task_type: 'boss'"),
+        (WORKERS, ("chief", 0), "'chief' not found in cluster_spec"),
+        ({"chief": ["a:1", "b:1"]}, ("chief", 0), "at most one 'chief'"),
         ({"boss": ["a:1"], **WORKERS}, ("worker", 0), "Disallowed .*'boss'"),
         (ALL, ("worker", 0), "Parameter servers .*Leave out the job 'ps'"),
         (ALL, ("ps", 0), "Parameter servers"),

@@ -4,10 +4,10 @@ import http.server
 import sys
 import threading
 from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
-from cluster_resolver.google import tpu_service
 from conformance.contract import contract
 from keras_dist.cluster_resolver import TPUClusterResolver
 from keras_dist.cluster_resolver import cloud
@@ -24,6 +24,26 @@ POD = {
     ],
 }
 ENDPOINTS = "grpc://10.120.27.5:8470,grpc://10.120.27.6:8470"
+
+
+def tpu_service(**nodes):
+    """A TPU service that knows nodes of project `project` in zone `zone`.
+
+    Args:
+        **nodes: Google's answers by name.
+    """
+
+    def execute(name):
+        return nodes[
+            name.removeprefix("projects/project/locations/zone/nodes/")
+        ]
+
+    found = SimpleNamespace(
+        get=lambda name: SimpleNamespace(execute=lambda: execute(name))
+    )
+    locations = SimpleNamespace(nodes=lambda: found)
+    projects = SimpleNamespace(locations=lambda: locations)
+    return SimpleNamespace(projects=lambda: projects)
 
 
 def _resolver(api, node, **options):

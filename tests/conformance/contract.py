@@ -26,6 +26,7 @@ LEFT_OUT = {
     197: "a debiased moving average is a function of TensorFlow's internals",
     204: "an argument of Keras 2: optimizers of Keras 3 always sum",
     226: "workers' shapes are not compared, at the cost of a collective each",
+    "R-19": "a group of instances of GCE: no one here can try a resolver of it",
 }
 
 

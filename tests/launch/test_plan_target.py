@@ -523,10 +523,12 @@ def test_a_compiler_that_is_not_installed(refused, monkeypatch):
         assert "pip install 'keras-dist[targets]'" in words
 
 
-@pytest.mark.only_on("tensorflow", reason="The others take targets.")
+@pytest.mark.only_on("tensorflow", "torch", reason="JAX takes targets.")
 def test_other_backends_say_which_one_compiles(refused):
     spec = ("--model", "models_for_targets:wide")
-    assert "Expected: --backend jax" in refused(*spec, "--target", "h100:8")
+    words = refused(*spec, "--target", "h100:8")
+    assert f"Received: the backend '{BACKEND}'" in words
+    assert "Expected: --backend jax. Or leave --target out" in words
 
 
 @pytest.mark.runs_on("torch")

@@ -1,7 +1,5 @@
 """`keras-dist run`: what workers are told, output, options."""
 
-import doctest
-import importlib
 import os
 import pkgutil
 import pty
@@ -471,18 +469,3 @@ def test_the_launcher_imports_no_keras():
         timeout=200,
     )
     assert done.stdout == "[]\n"
-
-
-def _examples():
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    for name in MODULES:
-        for test in finder.find(importlib.import_module(name)):
-            if test.examples:
-                yield pytest.param(test, id=test.name)
-
-
-@pytest.mark.parametrize("example", list(_examples()))
-def test_example(example):
-    report = []
-    result = doctest.DocTestRunner().run(example, out=report.append)
-    assert result.attempted and not result.failed, "".join(report)

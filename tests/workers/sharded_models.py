@@ -373,15 +373,10 @@ class AdversariesByFunctions(Adversaries):
         return {"loss": self.mean.result()}
 
 
-def wide():
+def wide(dtype="float32"):
+    hidden = [layers.Dense(512, "tanh", dtype=dtype) for _ in range(3)]
     return keras.Sequential(
-        [
-            keras.Input((WIDTH,)),
-            layers.Dense(512, "tanh"),
-            layers.Dense(512, "tanh"),
-            layers.Dense(512, "tanh"),
-            layers.Dense(4),
-        ]
+        [keras.Input((WIDTH,)), *hidden, layers.Dense(4, dtype=dtype)]
     )
 
 

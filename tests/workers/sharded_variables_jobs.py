@@ -9,11 +9,8 @@ import numpy as np
 import torch
 
 import keras_dist
-from keras_dist.cli.jobs.target import compiled_for
 from keras_dist.core.plan import num_bytes
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.planning.estimates import ALL_SPLIT
-from keras_dist.planning.targets import read_target
 from keras_dist_torch import parts
 from parity import cases
 from parity import harness
@@ -181,31 +178,28 @@ def _noted(strategy, sent):
     return mock.patch.object(workers, "_all_to_all", noting)
 
 
-def wide_and_batch():
-    """A model for `keras-dist plan --target`, with its batch."""
-    model = sharded_models.wide()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss, metrics=["accuracy"])
-    return model, sharded_models.NUMBERS, sharded_models.CLASSES
+def bytes_gathered(_):
+    """Bytes that a step gathers where layers compute in bfloat16."""
+    # PyTorch can't import this before the modules of FSDP.
+    from torch.utils._python_dispatch import TorchDispatchMode
 
+    class Gathers(TorchDispatchMode):
+        num_bytes = 0
 
-def measured(_):
-    """A real step's bytes and collectives, and those of a simulated one."""
-    # PyTorch can't import these before the modules of FSDP.
-    from keras_dist_torch.measuring import Collectives
-    from keras_dist_torch.simulation import measured_step
-    from keras_dist_torch.workers import TorchWorkers
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "allgather_base" in func.__name__:
+                self.num_bytes += args[0].nbytes
+            return func(*args, **(kwargs or {}))
 
-    # GPUs, which are what is simulated, sum in FSDP's own way.
-    TorchWorkers.scatter_of_fsdp = None
-    _, model = wide_model()
+    with in_cluster().scope():
+        model = sharded_models.wide(dtype="mixed_bfloat16")
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
     data = sharded_models.NUMBERS, sharded_models.CLASSES
-    data = keras.tree.map_structure(torch.as_tensor, data)
-    real = measured_step(model, data, Collectives(2))
-    spec, target = f"{__name__}:wide_and_batch", read_target("cpu:2")
-    rows = sharded_models.ROWS
-    (simulated,), *_ = compiled_for(spec, target, None, ALL_SPLIT, rows)
-    return real, simulated
+    model.train_on_batch(*data)
+    with Gathers() as gathers:
+        model.train_on_batch(*data)
+    return gathers.num_bytes, model.count_params()
 
 
 class Derives(sharded_models.Parts):

@@ -56,9 +56,10 @@ def compiled_for(
     backend = get_backend()
     if not isinstance(backend, CompilesForTargets):
         raise ValueError(
-            "--target: only JAX compiles for machines that are not here, and "
-            "PyTorch simulates them. Received: the backend "
-            f"'{keras.backend.backend()}'. Expected: --backend jax, or torch."
+            "--target: only JAX has compilers for machines that are not here. "
+            f"Received: the backend '{keras.backend.backend()}'. Expected: "
+            "--backend jax. Or leave --target out: the arithmetic of `plan` "
+            "holds for every backend."
         )
     if target.kind.platform == "cpu":
         # If JAX has started in this process, it has its devices.
@@ -69,8 +70,7 @@ def compiled_for(
         choice = choice_on(target, workers, strategy_name, split)
         strategy = strategy_of(choice, target, logical)
         rows = batch_size or _ROWS * strategy.num_replicas_in_sync
-        own = backend.describes_values
-        with contextlib.nullcontext() if own else without_values():
+        with without_values():
             model, batch = _model_of(spec, function, strategy, rows)
             with _explained(spec, target, batch):
                 model._symbolic_build(data_batch=batch)

@@ -59,7 +59,7 @@ def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
         ReplicaDivergenceError: If replicas of this worker have other values.
     """
     workers, plan = strategy.executor.workers, strategy.plan
-    if workers is None or not workers.have_values:
+    if workers is None:
         return 0
     variables = _state_of(model)
     code = code_of([keras_internals.value_of(v) for v in variables])

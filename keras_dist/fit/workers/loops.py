@@ -25,12 +25,12 @@ def in_run(
     were assigned outside since the last call."""
     if workers is None:
         return contextlib.nullcontext()
-    if fn is not None and workers.have_values:
+    if fn is not None:
         _compare(fn, workers)
     if workers.assigned and not workers.is_open and not workers.is_tracing:
         variables = drift.comparable(list(workers.assigned.values()))
         workers.assigned.clear()
-        if variables and workers.have_values:
+        if variables:
             drift.check_values(variables, workers, "before `run`")
     return workers.opened()
 

@@ -76,7 +76,7 @@ def take_chiefs_values(
     if not chosen:
         return
     values = [keras_internals.value_of(variable) for variable in chosen]
-    code = _code_of(values) if workers.have_values else _UNKNOWN
+    code = _code_of(values)
     codes = check_alike(chosen, workers, code)
     for variable in chosen:
         if _TAKEN not in vars(variable):
