@@ -30,6 +30,15 @@ from keras_dist.planning.estimates import load_of_parameters
 if TYPE_CHECKING:
     from keras_dist.planning.report import Choice
 
+OptimizerState = Annotated[
+    Literal["mirrored", "sharded"],
+    typer.Option(help="Each replica has all optimizer state, or a part."),
+]
+Variables = Annotated[
+    Literal["mirrored", "sharded"],
+    typer.Option(help="Each replica has all variables, or a part of them."),
+]
+
 
 def plan(
     strategy: Annotated[
@@ -62,14 +71,8 @@ def plan(
             min=1, max=10_000, help="Devices that keep variables, for central."
         ),
     ] = 1,
-    optimizer_state: Annotated[
-        Literal["mirrored", "sharded"],
-        typer.Option(help="Each replica has all optimizer state, or a part."),
-    ] = "mirrored",
-    variables: Annotated[
-        Literal["mirrored", "sharded"],
-        typer.Option(help="Each replica has all variables, or a part of them."),
-    ] = "mirrored",
+    optimizer_state: OptimizerState = "mirrored",
+    variables: Variables = "mirrored",
     params: Annotated[
         str | None,
         typer.Option(
@@ -179,9 +182,7 @@ def plan(
 
     if backend is not None:
         check_backend(backend, "--backend")
-    split = ALL_SPLIT if variables == "sharded" else None
-    if split is None and optimizer_state == "sharded":
-        split = SLOTS_SPLIT
+    split = split_of(optimizer_state, variables)
     if target is not None:
         for name, value in (
             ("--devices", devices),
@@ -235,6 +236,13 @@ def plan(
     except ValueError as error:
         fail(str(error))
     _show(load, what, choice, room, json)
+
+
+def split_of(optimizer_state: str, variables: str) -> str | None:
+    """Returns what is in parts, as a `Placement` has it."""
+    if variables == "sharded":
+        return ALL_SPLIT
+    return SLOTS_SPLIT if optimizer_state == "sharded" else None
 
 
 def _compile(
