@@ -249,9 +249,9 @@ for name, found in summaries.items():
     print(f"{name:11} planned {planned[name]:,} B, counted {counted[name]:,} B")
 
 # %% [markdown]
-# To measure memory instead of counting it, use `keras-dist bench memory`. It
-# trains under each strategy in a separate process, and asks the framework which
-# memory is in use.
+# To measure memory instead of counting it, run `python -m bench memory` in the
+# folder `tests` of the repository. It trains under each strategy in a separate
+# process, and asks the framework which memory is in use.
 #
 # ## Facts
 #

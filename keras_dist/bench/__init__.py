@@ -1,1 +1,1 @@
-"""Benchmarks of `keras-dist bench`: our loops beside those of the framework."""
+"""The measurement of `keras-dist bench`: `fit` under a strategy, and alone."""

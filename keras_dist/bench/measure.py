@@ -1,39 +1,33 @@
-"""The measuring loop, whose arms take turns, and counts of a step."""
+"""The measuring loop, whose arms take turns, and the meaning of its times."""
 
 import contextlib
 import gc
-import os
-import socket
-import struct
 import sys
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
 from types import FrameType
 from typing import Any
-from typing import TypeVar
+from typing import TextIO
 
 import numpy as np
 from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.progress import TimeElapsedColumn
 
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
-from keras_dist.errors import KerasDistError
 from keras_dist.planning.tables import progress_bar
 
+# Trains for a number of steps, waits for them, and returns a loss.
+Arm = Callable[[int], float]
+
 # Steps that warm an arm up, and steps in which calls are counted.
-COUNTED_STEPS = 20
 FEW = 8
-# Steps in a call of `scan_steps`.
-SCANNED_STEPS = 10
 
 # The largest relative difference of early losses between equivalent arms. It is
 # not only rounding: PyTorch's Adam adds its epsilon elsewhere than Keras'.
@@ -46,23 +40,8 @@ SPREAD = 0.2
 # Quartiles of fewer rounds say nothing.
 LEAST_ROUNDS = 5
 
-# The copy of the base, and all arms that `pairs_of` knows by name.
+# The copy of the base.
 AGAIN = "again"
-_KNOWN = {"native", "ours", AGAIN, "scan", "ragged", "reduced"}
-
-T = TypeVar("T")
-
-# A job is given a function to call after each of its rounds.
-Job = Callable[[Callable[[], None]], T]
-
-_FOLDER = "/proc/self/fd"
-# The offset of `tcpi_bytes_sent`, an unsigned 64 bit integer, in Linux'
-# `struct tcp_info`, and the bytes to read of that.
-_OFFSET, _SIZE = 200, 256
-
-
-class LossMismatchError(KerasDistError, RuntimeError):
-    """Raised when two arms compute different things, so times mean nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +78,7 @@ def verdict(ratio: Ratio, noise: Ratio, rounds: int) -> str:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The ratio of two arms, as a row of the summary."""
+    """The ratio of two arms."""
 
     name: str
     ratio: Ratio
@@ -108,15 +87,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Measurement:
-    """All numbers of one setting."""
+    """All numbers of a model on some devices, one for each replica."""
 
-    setting: Setting
+    model: str
+    devices: Sequence[str]
+    rows: int  # of a global batch
     steps: int  # of a block
-    times: Mapping[str, list[float]]  # of a step, for each arm and round
+    times: Mapping[str, Sequence[float]]  # of a step, for each arm and round
     losses: Mapping[str, float]  # after the first steps
-    counts: Mapping[str, Mapping[str, float | None]]  # what, then which arm
+    counts: Mapping[str, Mapping[str, float | None]]  # by name, then by arm
     pairs: Sequence[tuple[str, str]]
-    base: str = "native"  # the arm that `AGAIN` is a copy of
+    base: str  # the arm that `AGAIN` is a copy of
 
     @property
     def noise(self) -> Ratio:
@@ -125,79 +106,43 @@ class Measurement:
 
     def comparisons(self) -> list[Comparison]:
         """Returns the ratio of each pair, with a verdict."""
+        # An arm that runs between the base and its copy is compared with their
+        # mean, which is free of a steady drift.
+        both = [self.times[self.base], self.times[AGAIN]]
+        bases = {**self.times, self.base: np.mean(both, axis=0)}
         rows = []
         for arm, other in self.pairs:
-            if other == self.base:
-                # Ours runs between the base and its copy, so their mean is free
-                # of a steady drift.
-                both = [self.times[other], self.times[AGAIN]]
-                ratio = Ratio.of(self.times[arm], np.mean(both, axis=0))
-            else:
-                ratio = Ratio.of(self.times[arm], self.times[other])
-            name = f"{arm}/{other}"
-            word = verdict(ratio, self.noise, len(self.times[self.base]))
-            rows.append(Comparison(name, ratio, word))
+            ratio = Ratio.of(self.times[arm], bases[other])
+            word = verdict(ratio, self.noise, len(self.times[arm]))
+            rows.append(Comparison(f"{arm}/{other}", ratio, word))
         return rows
 
-
-def pairs_of(arms: Iterable[str]) -> list[tuple[str, str]]:
-    """Returns the pairs of arms to compare with a native loop, ours first."""
-    arms = list(arms)
-    pairs = [
-        ("ours", "native"),
-        ("reduced", "native"),
-        ("ragged", "ours"),
-        ("scan", "ours"),
-    ]
-    for arm in arms:
-        if arm not in _KNOWN:
-            pairs += [(arm, "native"), ("ours", arm)]
-    return [pair for pair in pairs if pair[0] in arms]
+    def far_losses(self) -> dict[str, float]:
+        """Returns the losses that differ from that of the base."""
+        expected = self.losses[self.base]
+        # A comparison with NaN is false, so a loss that blew up is far.
+        return {
+            name: loss
+            for name, loss in self.losses.items()
+            if not abs(loss - expected) <= TOLERANCE * abs(expected)
+        }
 
 
-def in_turn(jobs: Mapping[str, Job[T]], rounds: int | None = None) -> list[T]:
-    """Does jobs one after another, shows progress, and returns the results."""
-    console = Console(stderr=True, highlight=False)
-    done = []
-    with progress_bar(console, TimeElapsedColumn()) as progress:
-        for name, job in jobs.items():
-            if not console.is_terminal:
-                console.print(f"Measuring {name}", markup=False)
-            task = progress.add_task(f"Measuring {name}", total=rounds)
-            done.append(job(lambda task=task: progress.advance(task)))  # type: ignore[misc]
-            progress.remove_task(task)
-    return done
-
-
-def check_losses(
-    losses: Mapping[str, float],
-    others: Collection[str] = ("ragged",),
-    base: str = "native",
-) -> None:
-    """Refuses to compare arms whose losses differ from the arm `base`."""
-    for name, loss in far_losses(losses, base).items():
-        if name not in others:
-            raise LossMismatchError(
-                f"The arm '{name}' computes different numbers from the arm "
-                f"'{base}'. Received: a loss of {loss} after the first steps. "
-                f"Expected: {losses[base]}, up to {TOLERANCE:.0e} of it. This "
-                "is a bug; please report it with the versions you use."
-            )
-
-
-def far_losses(losses: Mapping[str, float], base: str) -> dict[str, float]:
-    """Returns the losses that differ from that of the arm `base`."""
-    expected = losses[base]
-    # A comparison with NaN is false, so a loss that blew up is far.
-    return {
-        name: loss
-        for name, loss in losses.items()
-        if not abs(loss - expected) <= TOLERANCE * abs(expected)
-    }
+@contextlib.contextmanager
+def progress(
+    title: str, rounds: int | None, stderr: TextIO | None = None
+) -> Iterator[Callable[[], None]]:
+    """Shows a bar, or a line where it can't; yields a function for a round."""
+    console = Console(file=stderr or sys.stderr, highlight=False)
+    if not console.is_terminal:
+        console.print(f"Measuring {title}", markup=False)
+    with progress_bar(console, TimeElapsedColumn()) as bar:
+        task = bar.add_task(f"Measuring {title}", total=rounds)
+        yield lambda: bar.advance(task)
 
 
 def time_arms(
-    arms: Mapping[str, Loop],
+    arms: Mapping[str, Arm],
     steps: int,
     rounds: int,
     on_round: Callable[[], None],
@@ -210,32 +155,21 @@ def time_arms(
         for name in order:
             on_block()
             start = time.perf_counter()
-            arms[name].run(steps)
+            arms[name](steps)
             times[name].append((time.perf_counter() - start) / steps)
         order.reverse()
         on_round()
     return times
 
 
-def steps_in(arm: Loop, seconds: float) -> int:
-    """Returns how many steps take `seconds`: a multiple of `SCANNED_STEPS`."""
-    seen = []
-    for _ in range(3):
-        start = time.perf_counter()
-        arm.run(COUNTED_STEPS)
-        seen.append((time.perf_counter() - start) / COUNTED_STEPS)
-    one = sorted(seen)[1]
-    return SCANNED_STEPS * max(1, round(seconds / one / SCANNED_STEPS))
-
-
-def steps_that_take(arm: Loop, seconds: float) -> int:
+def steps_that_take(arm: Arm, seconds: float) -> int:
     """Returns how many steps take `seconds`, without the cost of a call."""
     # On TensorFlow, a call of `fit` costs as much as many steps. So the time
     # that twice as many steps add is what counts.
 
     def taken_by(steps: int) -> float:
         start = time.perf_counter()
-        arm.run(steps)
+        arm(steps)
         return time.perf_counter() - start
 
     steps = FEW
@@ -250,80 +184,35 @@ def steps_that_take(arm: Loop, seconds: float) -> int:
         steps, before = 2 * steps, after
 
 
-class Profile:
-    """A context that counts calls."""
+def calls_a_step(
+    arm: Arm, wanted: Iterable[CodeType] = (), steps: int = FEW
+) -> tuple[float, float]:
+    """Returns the Python calls in a step of a warm arm, in this thread.
 
-    def __init__(self, wanted: Collection[CodeType] = ()) -> None:
-        self._wanted = wanted
-        # Calls in the thread that opened the context.
-        self.calls = 0
-        # Calls of `wanted` in that thread, and in those that started meanwhile.
-        self.of_wanted = 0
+    The second number is that of the calls of functions with a wanted code.
+    """
+    codes = {*wanted}
 
-    def __enter__(self) -> "Profile":
-        self._before = sys.getprofile(), threading.getprofile()
-        threading.setprofile(self._elsewhere)
-        sys.setprofile(self._here)
-        return self
+    def calls(steps: int) -> Counter[bool]:
+        seen: Counter[bool] = Counter()
 
-    def __exit__(self, *error: object) -> None:
-        sys.setprofile(self._before[0])
-        threading.setprofile(self._before[1])
+        def count(frame: FrameType, event: str, argument: Any) -> None:
+            if event == "call":
+                seen[frame.f_code in codes] += 1
 
-    def _here(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            self.calls += 1
-            self.of_wanted += frame.f_code in self._wanted
-
-    def _elsewhere(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            self.of_wanted += frame.f_code in self._wanted
-
-
-def calls_a_step(loop: Loop, steps: int) -> float:
-    """Returns the Python calls in a step of a warm loop, in this thread."""
-
-    def calls(steps: int) -> int:
         # Collecting garbage calls functions of some libraries.
         gc.collect()
         gc.disable()
+        before = sys.getprofile()
+        sys.setprofile(count)
         try:
-            with Profile() as profile:
-                loop.run(steps)
+            arm(steps)
         finally:
+            sys.setprofile(before)
             gc.enable()
-        return profile.calls
+        return seen
 
-    number = a_step(calls, steps)
-    assert number is not None
-    return number
-
-
-def a_step(in_steps: Callable[[int], int | None], steps: int) -> float | None:
-    """Returns the count that one step adds, without a block's fixed count."""
-    few, many = in_steps(steps), in_steps(2 * steps)
-    if few is None or many is None:
-        return None
-    # The difference is negative if a socket was closed meanwhile: its bytes are
-    # not counted any more.
-    return max(0.0, (many - few) / steps)
-
-
-def bytes_sent() -> int | None:
-    """Returns the bytes sent by all open TCP sockets, if the system tells."""
-    if not sys.platform.startswith("linux"):
-        return None
-    total = 0
-    for name in os.listdir(_FOLDER):
-        with contextlib.suppress(OSError):  # closed meanwhile, or not TCP
-            if not os.readlink(f"{_FOLDER}/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                info = one.getsockopt(
-                    socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE
-                )
-            # The structure was shorter before Linux 4.19.
-            if len(info) < _OFFSET + 8:
-                return None
-            total += int(struct.unpack_from("Q", info, _OFFSET)[0])
-    return total
+    # The difference has no calls that a block makes once.
+    few, many = calls(steps), calls(2 * steps)
+    all_calls = many.total() - few.total()
+    return all_calls / steps, (many[True] - few[True]) / steps

@@ -26,6 +26,15 @@ from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import load_of_parameters
 
+OptimizerState = Annotated[
+    Literal["mirrored", "sharded"],
+    typer.Option(help="Each replica has all optimizer state, or a part."),
+]
+Variables = Annotated[
+    Literal["mirrored", "sharded"],
+    typer.Option(help="Each replica has all variables, or a part of them."),
+]
+
 
 def plan(
     strategy: Annotated[
@@ -58,14 +67,8 @@ def plan(
             min=1, max=10_000, help="Devices that keep variables, for central."
         ),
     ] = 1,
-    optimizer_state: Annotated[
-        Literal["mirrored", "sharded"],
-        typer.Option(help="Each replica has all optimizer state, or a part."),
-    ] = "mirrored",
-    variables: Annotated[
-        Literal["mirrored", "sharded"],
-        typer.Option(help="Each replica has all variables, or a part of them."),
-    ] = "mirrored",
+    optimizer_state: OptimizerState = "mirrored",
+    variables: Variables = "mirrored",
     params: Annotated[
         str | None,
         typer.Option(
@@ -170,9 +173,7 @@ def plan(
 
     if backend is not None:
         check_backend(backend, "--backend")
-    split = ALL_SPLIT if variables == "sharded" else None
-    if split is None and optimizer_state == "sharded":
-        split = SLOTS_SPLIT
+    split = split_of(optimizer_state, variables)
     if target is not None:
         _refuse(
             "with --target, the target has its own devices, and the model its "
@@ -234,6 +235,13 @@ def _refuse(reason: str, **options: object) -> None:
         if value is not None:
             option = f"--{name.replace('_', '-')}"
             fail(f"{option} {value}: {reason} Leave {option} out.")
+
+
+def split_of(optimizer_state: str, variables: str) -> str | None:
+    """Returns what is in parts, as a `Placement` has it."""
+    if variables == "sharded":
+        return ALL_SPLIT
+    return SLOTS_SPLIT if optimizer_state == "sharded" else None
 
 
 def _compile(

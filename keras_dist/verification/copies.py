@@ -97,7 +97,7 @@ def _shapes(model: keras.Model) -> list[tuple[tuple[int, ...], str, bool]]:
 
 def _checked(model: Any) -> keras.Model:
     if isinstance(model, tuple) and model:
-        # `keras-dist bench fit --model` takes functions that return data too.
+        # `keras-dist bench --model` takes functions that return data too.
         model = model[0]
     if isinstance(model, keras.Model) and getattr(model, "compiled", False):
         return model

@@ -193,9 +193,8 @@ def test_private_modules_are_only_looked_up():
             for node in ast.walk(ast.parse(path.read_text())):
                 if any(map(_is_private, _imported(node))):
                     found.append(path.name)
-    # What the coordinator needs, `check` of the same module has looked up. The
-    # native loops of `bench` are not what trains.
-    assert set(found) <= {"runtime_internals.py", "tensorflow.py"}
+    # What the coordinator needs, `check` of the same module has looked up.
+    assert set(found) <= {"runtime_internals.py"}
 
 
 def _imported(node):

@@ -1,7 +1,8 @@
-"""Runs `keras-dist bench` in its own process, and reads the numbers."""
+"""Runs `python -m bench` in its own process, and reads the numbers."""
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from gpu import places
 
+TESTS = pathlib.Path(__file__).parents[1]
 MODELS = ("small",) if places.IS_REHEARSAL else ("small", "medium")
 # Time on a GPU is dear. A block is one `fit`, and JAX copies the state to the
 # host when it starts: 9 ms for the medium model, on an H200.
@@ -35,11 +37,12 @@ def measured(folder, *arguments):
     environment = {k: v for k, v in os.environ.items() if k not in names}
     done = subprocess.run(
         [
-            *(sys.executable, "-P", "-m", "keras_dist.cli", "bench"),
+            *(sys.executable, "-m", "bench"),
             *(*arguments, "--device", places.KIND),
             *("--backend", keras.backend.backend(), "--json", str(path)),
             *("--models", ",".join(MODELS), *FEW),
         ],
+        cwd=TESTS,
         env=environment,
         capture_output=True,
         check=False,
@@ -52,7 +55,7 @@ def measured(folder, *arguments):
 
 def note(facts, setting, base):
     """Notes a setting's ratios, times and counts for the report."""
-    title = f"{setting['model']}, N={setting['replicas']}"
+    title = f"{setting['model']}, N={len(setting['devices'])}"
     for row in setting["comparisons"]:
         facts.measured(
             f"time of {row['name']}, {title}", row["ratio"]["median"], "ratio"

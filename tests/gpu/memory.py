@@ -1,6 +1,6 @@
 """Bytes that devices hold, as the framework's allocator counts them.
 
-A rehearsal counts live tensors in place of that, as `keras-dist bench memory`
+A rehearsal counts live tensors in place of that, as `python -m bench memory`
 does, and can't tell what was held during a step.
 """
 
@@ -8,8 +8,8 @@ import gc
 
 import keras
 
+from bench.native import native
 from gpu import places
-from keras_dist.bench.benchmarks import get_benchmarks
 from keras_dist.core.device import parse_device
 
 BACKEND = keras.backend.backend()
@@ -25,8 +25,7 @@ def held(model, device=places.DEVICE):
     """
     gc.collect()
     if places.IS_REHEARSAL:
-        live = get_benchmarks("can't count bytes").live_bytes(model)
-        return live.get(parse_device(device), 0)
+        return native().live_bytes(model).get(parse_device(device), 0)
     return _of_gpu(device, "current")
 
 

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 
 import keras_dist
+from bench.memory import build_model
 from gpu import memory
 from gpu import places
-from keras_dist.bench.memory import build_model
 from keras_dist.planning import estimates
 from keras_dist.tools import counting
 

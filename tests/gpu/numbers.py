@@ -6,7 +6,7 @@ import numpy as np
 
 from gpu import models
 from gpu import places
-from keras_dist.bench.tasks import on_device
+from keras_dist.bench.fit import on_device
 
 # The largest difference, relative to an array's largest entry. On a GPU some
 # sums are made in another order in each run.

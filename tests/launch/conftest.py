@@ -183,25 +183,6 @@ class Launcher:
         return [path.read_text() for path in paths]
 
 
-class OneEntryPoint:
-    """Stands for the only entry point of a group."""
-
-    def __init__(self, found):
-        self.load = lambda: found
-
-
-@pytest.fixture
-def registered_benchmarks(monkeypatch):
-    """Replaces the benchmarks that the plugin in use registers."""
-    from keras_dist.bench import benchmarks
-
-    def replace(*classes):
-        found = [OneEntryPoint(each) for each in classes]
-        monkeypatch.setattr(benchmarks, "entry_points", lambda **_: found)
-
-    return replace
-
-
 @pytest.fixture
 def launcher(tmp_path, plugins):
     it = Launcher(tmp_path, plugins)

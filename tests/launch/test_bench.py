@@ -1,11 +1,10 @@
-"""`keras-dist bench loops`: what it shows, and when it says nothing."""
+"""`keras-dist bench`: what it counts and shows, and when it says nothing."""
 
+import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
-from importlib.metadata import version
 
 import keras
 import numpy as np
@@ -13,42 +12,255 @@ import pytest
 from typer.testing import CliRunner
 
 import keras_dist
-from keras_dist.bench import benchmarks
-from keras_dist.bench import loops
+from keras_dist.bench import fit
 from keras_dist.bench import measure
-from keras_dist.bench import portable
 from keras_dist.bench import report
-from keras_dist.bench.benchmarks import Benchmarks
-from keras_dist.bench.benchmarks import get_benchmarks
-from keras_dist.bench.loops import MODELS
-from keras_dist.bench.loops import Loop
-from keras_dist.bench.loops import Setting
 from keras_dist.bench.measure import LEAST_ROUNDS
 from keras_dist.bench.measure import Measurement
 from keras_dist.bench.measure import Ratio
-from keras_dist.bench.measure import pairs_of
 from keras_dist.bench.measure import verdict
-from keras_dist.bench.portable import PortableLoop
 from keras_dist.cli import environment
 from keras_dist.cli.main import app
-from keras_dist.errors import BackendNotFoundError
-from launch.bench_runs import BACKEND
-from launch.bench_runs import Run
-from launch.bench_runs import compared
-from launch.bench_runs import shown
+from keras_dist.planning.estimates import ALL_SPLIT
+from keras_dist.planning.estimates import SLOTS_SPLIT
+from keras_dist.planning.report import Choice
 
-# Not where the native loop is around a Keras model already.
-BY_KERAS = {"Keras/native", "ours/Keras"}
+BACKEND = keras.backend.backend()
 QUIET = Ratio(1.0, 0.99, 1.01)
+
+# Of the model with two inputs.
+PARAMETERS = 6 * 3 + 3 + 3 + 1
+TWO_INPUTS = """
+import keras
+import numpy as np
+
+def two_inputs():
+    print("printed by the user's function")
+    left, right = keras.Input((4,), name="left"), keras.Input((2,))
+    hidden = keras.layers.Concatenate()([left, right])
+    hidden = keras.layers.Dense(3, "relu")(hidden)
+    model = keras.Model([left, right], keras.layers.Dense(1)(hidden))
+    model.compile("adam", "mse", metrics=["mae"])
+    rng = np.random.default_rng(0)
+    x = [rng.normal(size=(20, n)).astype("float32") for n in (4, 2)]
+    return model, x, rng.normal(size=(20, 1)).astype("float32")
+"""
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return Run(
-        tmp_path_factory.mktemp("bench"),
-        *("loops", "--models", "small", "--replicas", "1,2"),
-        *("--rounds", "2", "--block-ms", "1"),
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("bench")
+    (made / "users.py").write_text(TWO_INPUTS)
+    return made
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    """The command, run as people do."""
+    inherited = dict(os.environ)
+    inherited.pop("KERAS_DIST_VIRTUAL_DEVICES", None)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "keras_dist.cli", "bench"),
+            *("--model", "users:two_inputs", "--batch-size", "8"),
+            *("--rounds", "2", "--backend", BACKEND),
+            *("--json", "bench.json", "--plot", "bench.png"),
+        ],
+        env=inherited | {"COLUMNS": "80", "KERAS_BACKEND": ""},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=400,
     )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture
+def content(finished, folder):
+    return json.loads((folder / "bench.json").read_text())
+
+
+def test_file_has_all_numbers(content):
+    assert content["command"] == "bench"
+    assert content["backend"] == BACKEND
+    assert content["versions"]["keras"] == keras.__version__
+    assert (content["model"], content["rows"]) == ("users:two_inputs", 8)
+    # Two virtual devices, unless the user says it.
+    assert content["devices"] == ["cpu:0", "cpu:1"]
+    times = content["times"]
+    assert set(times) == {"Keras", "mirrored", "again"}
+    assert all(len(each) == 2 for each in times.values())
+    (row,) = content["comparisons"]
+    assert (row["name"], row["verdict"]) == ("mirrored/Keras", "few rounds")
+    base = np.mean([times["Keras"], times["again"]], 0)
+    median = np.median(np.divide(times["mirrored"], base))
+    assert row["ratio"]["median"] == pytest.approx(median)
+    noise = np.median(np.divide(times["again"], times["Keras"]))
+    assert content["noise"]["median"] == pytest.approx(noise)
+    losses = content["losses"]
+    assert losses == pytest.approx(dict.fromkeys(times, losses["Keras"]), 1e-3)
+
+
+def test_calls_collectives_and_bytes_are_counted(content):
+    counts = content["counts"]
+    assert set(counts["calls"]) == {"Keras", "mirrored"}
+    assert all(calls > 0 for calls in counts["calls"].values())
+    # Gradients, and then loss and metrics; compiled steps do not tell.
+    met = 2 if BACKEND == "torch" else None
+    assert counts["collectives"] == {"Keras": 0, "mirrored": met}
+    # One all-reduce among two: each sends as much as there is.
+    assert counts["planned_bytes"] == {
+        "Keras": 0,
+        "mirrored": 2 * 4 * PARAMETERS,
+    }
+
+
+def test_tables_are_whole_on_a_narrow_terminal(finished, content, folder):
+    lines = finished.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    (row,) = content["comparisons"]
+    (shown,) = (line for line in lines if "mirrored/Keras" in line)
+    assert f" {row['ratio']['median']:.2f} (" in shown
+    assert shown.endswith("few rounds")
+    median = 1e3 * np.median(content["times"]["mirrored"])
+    text = " ".join(finished.stdout.split())
+    assert f"mirrored {median:.3f} " in text
+    assert f"{os.cpu_count()} CPU cores" in text
+    assert "A/A is the arm 'Keras' against a copy of itself" in text
+    assert "With fewer than 5 rounds there is no verdict" in text
+    assert "Measuring users:two_inputs" in finished.stderr
+    # There is no bar where it can't move.
+    assert "━" not in finished.stderr
+    picture = (folder / "bench.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def measurement(plain, ours, again, loss=1.0):
+    """A `Measurement` of times that are given."""
+    times = {"Keras": plain, "mirrored": ours, "again": again}
+    losses = {"Keras": 1.0, "mirrored": loss, "again": 1.001}
+    pairs = [("mirrored", "Keras")]
+    return Measurement(
+        "m", ["cpu:0", "cpu:1"], 8, 9, times, losses, {}, pairs, "Keras"
+    )
+
+
+def test_ratios_are_medians_of_pairs():
+    ratio = Ratio.of([2.0, 9.0, 3.0, 8.0, 5.0], [1.0, 3.0, 3.0, 2.0, 1.0])
+    assert ratio == Ratio(3.0, 2.0, 4.0)
+    assert str(ratio) == "3.00 (2.00-4.00)"
+    # The base is the mean of both runs of plain Keras.
+    measured = measurement([1.0] * 5, [2.0] * 5, [1.02] * 5)
+    (row,) = measured.comparisons()
+    assert row.ratio.median == pytest.approx(2 / 1.01)
+    assert (row.verdict, measured.noise.median) == ("slower", 1.02)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "noise", "rounds", "expected"),
+    [
+        (Ratio(1.2, 1.1, 1.3), QUIET, LEAST_ROUNDS, "slower"),
+        (Ratio(0.8, 0.7, 0.9), QUIET, LEAST_ROUNDS, "faster"),
+        (Ratio(1.02, 1.01, 1.03), QUIET, LEAST_ROUNDS, "level"),
+        (Ratio(1.2, 0.9, 1.3), QUIET, LEAST_ROUNDS, "level"),
+        (Ratio(0.9, 0.8, 1.1), QUIET, LEAST_ROUNDS, "level"),
+        (Ratio(2.0, 1.9, 2.1), Ratio(1.04, 1.0, 1.05), 15, "noise"),
+        (Ratio(2.0, 1.9, 2.1), Ratio(0.96, 0.95, 1.0), 15, "noise"),
+        (Ratio(2.0, 1.9, 2.1), Ratio(1.0, 0.85, 1.1), 15, "noise"),
+        (Ratio(2.0, 1.9, 2.1), Ratio(float("nan"), 1.0, 1.0), 15, "noise"),
+        (Ratio(2.0, 1.9, 2.1), QUIET, LEAST_ROUNDS - 1, "few rounds"),
+    ],
+)
+def test_verdict(ratio, noise, rounds, expected):
+    assert verdict(ratio, noise, rounds) == expected
+
+
+def test_noise_is_shown_in_place_of_a_verdict(capsys):
+    noisy = measurement([1.0] * 5, [2.0] * 5, [1.5] * 5)
+    report.show(report.header("bench"), [noisy])
+    text = capsys.readouterr().out
+    assert "1.60 (1.60-1.60)  1.50 (1.50-1.50)  noise" in text
+    assert "slower" not in text
+
+
+@pytest.mark.parametrize("loss", [1.2, float("nan")])
+def test_losses_that_differ_are_explained(loss):
+    assert report.loss_notes(measurement([1.0], [1.0], [1.0])) == []
+    (note,) = report.loss_notes(measurement([1.0], [1.0], [1.0], loss))
+    assert f"differ: Keras 1.0000, mirrored {loss:.4f}. The cause" in note
+
+
+def test_arms_take_turns_in_both_directions():
+    log, rounds = [], []
+    arms = {
+        name: lambda steps, name=name: log.append((name, steps))
+        for name in "abc"
+    }
+    times = measure.time_arms(arms, 10, 2, lambda: rounds.append(1))
+    assert log == [(name, 10) for name in "abccba"]
+    assert [len(each) for each in times.values()] == [2, 2, 2]
+    assert len(rounds) == 2
+
+
+def test_python_calls_of_a_step_are_counted():
+    def one():
+        pass
+
+    def other():
+        pass
+
+    def arm(steps):
+        other()  # once in a block
+        for _ in range(steps):
+            one()
+            one()
+            other()
+
+    assert measure.calls_a_step(arm, [other.__code__]) == (3.0, 1.0)
+
+
+def test_block_takes_about_as_long_as_asked_for(monkeypatch):
+    class Clock:
+        now = 0.0
+
+    def arm(steps):
+        # A call takes time too, which is not that of steps.
+        Clock.now += 100.0 + 0.01 * steps
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: Clock.now)
+    steps = measure.steps_that_take(arm, 10.0)
+    assert steps == pytest.approx(1000, rel=1e-6)
+
+
+@pytest.fixture
+def four_devices(monkeypatch):
+    """The devices that the tests have, whatever number is asked for."""
+    monkeypatch.setattr(fit, "set_virtual_devices", lambda count: None)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "num_replicas"),
+    [
+        (Choice("mirrored"), keras_dist.MirroredStrategy, 4),
+        (Choice("mirrored", 3), keras_dist.MirroredStrategy, 3),
+        (Choice("central", 2), keras_dist.CentralStorageStrategy, 2),
+        (Choice("one-device"), keras_dist.OneDeviceStrategy, 1),
+    ],
+)
+def test_strategy_is_the_one_that_is_named(
+    four_devices, choice, expected, num_replicas
+):
+    made = fit.make_strategy(choice)
+    assert type(made) is expected
+    assert made.num_replicas_in_sync == num_replicas
+
+
+@pytest.mark.only_on("jax", reason="Others shard over workers only.")
+def test_state_is_in_parts_where_options_say_so(four_devices):
+    for split, of_all in ((SLOTS_SPLIT, False), (ALL_SPLIT, True)):
+        plan = fit.make_strategy(Choice(split=split)).plan
+        assert (plan.shards, plan.shards_variables) == (True, of_all)
 
 
 @pytest.fixture
@@ -57,294 +269,50 @@ def invoke(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", BACKEND)
     monkeypatch.setenv("KERAS_DIST_VIRTUAL_DEVICES", "4")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    return lambda *arguments: CliRunner().invoke(
-        app, ["bench", "loops", *arguments]
-    )
-
-
-def setting_of(num_replicas):
-    devices = tuple(f"cpu:{i}" for i in range(num_replicas))
-    return Setting(MODELS["small"], devices)
-
-
-def measurement(native, ours, again, **others):
-    """A `Measurement` of times that are given."""
-    times = {"native": native, "ours": ours, "again": again, **others}
-    counts = {
-        "calls": {"ours": 12.0, "native": 1.0},
-        "traced_again": {"ours": 0},
-    }
-    return Measurement(setting_of(2), 10, times, {}, counts, pairs_of(times))
-
-
-def test_the_table_has_a_row_for_each_comparison(finished):
-    rows = shown(finished)
-    assert rows == compared(finished)
-    assert {"1", "2"} == {row[1] for row in rows}
-    of_one = {row[2] for row in rows if row[1] == "1"}
-    of_two = {row[2] for row in rows if row[1] == "2"}
-    assert {"ours/native", "scan/ours"} <= of_one
-    assert of_two >= of_one | {"reduced/native", "ragged/ours"}
-    by_keras = set() if BACKEND == "tensorflow" else BY_KERAS
-    assert of_one & BY_KERAS == by_keras
-    assert ("ours/shmap" in of_two) == (BACKEND == "jax")
-
-
-def test_it_says_what_was_measured(finished):
-    finished.check(
-        "loops",
-        f"{BACKEND} {version(BACKEND)}",
-        f"Native: {get_benchmarks('').loop_text}",
-        "A/A is the arm 'native' against a copy of itself",
-    )
-    assert "Measuring small, N=2" in finished.process.stderr
-
-
-def test_the_file_has_all_numbers(finished):
-    content = finished.content
-    assert [each["replicas"] for each in content["settings"]] == [1, 2]
-    for each in content["settings"]:
-        assert (each["model"], each["rows"]) == ("small", 64)
-        assert each["widths"] == [64, 32, 10]
-        assert len(each["devices"]) == each["replicas"]
-        assert {"native", "again", "ours", "scan"} <= set(each["times"])
-        assert all(len(seen) == 2 for seen in each["times"].values())
-        assert each["steps"] % 10 == 0
-        native, *_ = each["comparisons"]
-        assert native["name"] == "ours/native"
-        paired = np.divide(
-            each["times"]["ours"],
-            np.mean([each["times"]["native"], each["times"]["again"]], 0),
-        )
-        assert native["ratio"]["median"] == pytest.approx(np.median(paired))
-
-
-def test_all_arms_have_the_same_loss_and_trace_once(finished):
-    for each in finished.content["settings"]:
-        losses = {k: v for k, v in each["losses"].items() if k != "ragged"}
-        for loss in losses.values():
-            assert loss == pytest.approx(losses["native"], rel=1e-3)
-        traced_again = 0 if BACKEND != "torch" else None
-        assert each["counts"]["traced_again"] == {"ours": traced_again}
-
-
-def test_ratios_are_medians_of_pairs():
-    ratio = Ratio.of([2.0, 9.0, 3.0, 8.0, 5.0], [1.0, 3.0, 3.0, 2.0, 1.0])
-    assert ratio == Ratio(3.0, 2.0, 4.0)
-    assert str(ratio) == "3.00 (2.00-4.00)"
-
-
-@pytest.mark.parametrize(
-    ("ratio", "expected"),
-    [
-        (Ratio(1.2, 1.1, 1.3), "slower"),
-        (Ratio(0.8, 0.7, 0.9), "faster"),
-        (Ratio(1.02, 1.01, 1.03), "level"),
-        (Ratio(1.2, 0.9, 1.3), "level"),
-        (Ratio(0.9, 0.8, 1.1), "level"),
-    ],
-)
-def test_a_verdict_of_a_quiet_run(ratio, expected):
-    assert verdict(ratio, QUIET, LEAST_ROUNDS) == expected
-
-
-@pytest.mark.parametrize(
-    "noise",
-    [
-        Ratio(1.04, 1.0, 1.05),
-        Ratio(0.96, 0.95, 1.0),
-        Ratio(1.0, 0.85, 1.1),
-        Ratio(float("nan"), 1.0, 1.0),
-    ],
-)
-def test_a_verdict_is_refused_in_noise(noise):
-    assert verdict(Ratio(2.0, 1.9, 2.1), noise, LEAST_ROUNDS) == "noise"
-
-
-@pytest.mark.parametrize("rounds", [1, 4])
-def test_there_is_no_verdict_of_few_rounds(rounds, capsys):
-    few = measurement([1.0] * rounds, [2.0] * rounds, [1.0] * rounds)
-    made = report.report_of("loops", [few], "by hand.", [])
-    report.Output().publish(made)
-    text = capsys.readouterr().out
-    assert re.search(r"ours/native +2.00 \(2.00-2.00\) .* few rounds\n", text)
-    told = " ".join(text.split())
-    assert "With fewer than 5 rounds there is no verdict." in told
-    (found,) = made.content["settings"]
-    assert found["comparisons"][0]["verdict"] == "few rounds"
-    enough = measurement([1.0] * 5, [2.0] * 5, [1.0] * 5)
-    assert enough.comparisons()[0].verdict == "slower"
-
-
-def test_the_base_of_our_ratio_is_the_mean_of_the_loops_around_it():
-    measured = measurement([1.0] * 5, [2.0] * 5, [1.02] * 5, scan=[0.5] * 5)
-    rows = measured.comparisons()
-    ratios = {row.name: row.ratio.median for row in rows}
-    assert ratios["ours/native"] == pytest.approx(2 / 1.01)
-    assert ratios["scan/ours"] == 0.25
-    assert [row.verdict for row in rows] == ["slower", "faster"]
-    assert measured.noise.median == 1.02
-
-
-def test_the_report_shows_a_refused_verdict(capsys):
-    noisy = measurement([1.0] * 5, [2.0] * 5, [1.5] * 5)
-    made = report.report_of("loops", [noisy], "by hand.", ["More."])
-    report.Output().publish(made)
-    text = capsys.readouterr().out
-    assert re.search(r"ours/native +1.60 \(1.60-1.60\) .* noise", text)
-    assert "slower" not in text
-    assert "Native: by hand.\nMore.\n" in text
-    assert made.content["settings"][0]["counts"] == {
-        "calls": {"ours": 12.0, "native": 1.0},
-        "traced_again": {"ours": 0},
-    }
-
-
-def test_markdown_is_what_the_table_shows(capsys):
-    quiet = measurement([1.0] * 5, [2.0] * 5, [1.02] * 5)
-    made = report.report_of("loops", [quiet], "by hand.", [])
-    report.Output(markdown=True).publish(made)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
-        "| Model | N | Compared | Ratio | A/A | Verdict |",
-        "| --- | ---: | --- | ---: | ---: | --- |",
-        "| small | 2 | ours/native | 1.98 (1.98-1.98) | 1.02 (1.02-1.02) "
-        "| slower |",
-    ]
-    assert "| small | 2 | native | 1000.000 | 1 |  |" in lines
-    assert f"{os.cpu_count()} CPU cores" in " ".join(lines)
-
-
-class Numbered(Loop):
-    """Writes down when it is run."""
-
-    def __init__(self, name, log):
-        self.name, self.log = name, log
-
-    def run(self, steps):
-        self.log.append((self.name, steps))
-        return 1.0
-
-
-def test_arms_take_turns_in_both_directions():
-    log, rounds = [], []
-    arms = {name: Numbered(name, log) for name in "abc"}
-    times = measure.time_arms(arms, 10, 2, lambda: rounds.append(1))
-    assert [name for name, _ in log] == list("abccba")
-    assert {steps for _, steps in log} == {10}
-    assert [len(seen) for seen in times.values()] == [2, 2, 2]
-    assert len(rounds) == 2
-
-
-def test_python_calls_of_a_step_are_counted():
-    class Calling(Loop):
-        def run(self, steps):
-            for _ in range(steps):
-                self.one()
-                self.one()
-            return 0.0
-
-        def one(self):
-            pass
-
-    assert measure.calls_a_step(Calling(), 20) == 2.0
-
-
-@pytest.mark.parametrize("loss", [2.5, float("nan")])
-def test_arms_that_compute_something_else_are_refused(loss):
-    measure.check_losses({"native": 2.0, "ours": 2.001, "ragged": 9.0})
-    with pytest.raises(measure.LossMismatchError, match="arm 'ours'"):
-        measure.check_losses({"native": 2.0, "ours": loss})
-
-
-def test_every_arm_starts_with_the_same_weights_and_batches():
-    setting = setting_of(2)
-    loop = PortableLoop(setting)
-    x, y = loop.batches[0]
-    expected_x, expected_y = setting.batches()[0]
-    for value, expected in ((x, expected_x), (y, expected_y)):
-        parts = [keras.ops.convert_to_numpy(part) for part in value.values]
-        np.testing.assert_array_equal(np.concatenate(parts), expected)
-    assert expected_x.shape == (64, 64)
-    assert len({batch[1].tobytes() for batch in setting.batches()}) == 4
+    return lambda *arguments: CliRunner().invoke(app, ["bench", *arguments])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--replicas", "0"), "numbers of at least 1"),
-        (("--replicas", "two"), "'two'"),
-        (("--replicas", ""), "numbers of at least 1"),
-        (("--models", "small,huge"), "'huge'"),
-        (("--models", ","), "at least one of small, medium"),
+        (("--devices", "0"), "--devices"),
+        (("--devices", "64"), "virtual_devices"),
+        (("--devices", "2", "--strategy", "one-device"), "on one device"),
+        (("--variables", "sharded", "--strategy", "central"), "one copy"),
+        (("--strategy", "abacus"), "abacus"),
+        (("--batch-size", "0"), "--batch-size"),
         (("--rounds", "0"), "--rounds"),
-        (("--block-ms", "0"), "--block-ms"),
-        (("--device", "abacus"), "abacus"),
         (("--backend", "nosuch"), "'nosuch'"),
         (("--json", "no/such/folder/file.json"), "folder"),
         (("--plot", "no/such/folder/file.png"), "folder"),
         (("--plot", "picture.txt"), "ends with .png"),
-        (("--replicas", "3,4"), "equal shares"),
     ],
 )
-def test_a_bad_option_is_an_error_that_says_so(invoke, arguments, message):
+def test_bad_option_is_an_error_that_says_so(invoke, arguments, message):
+    assert keras_dist.list_devices("cpu")
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.replace("│", " ").split())
 
 
-def test_more_replicas_than_devices_are_an_error(monkeypatch):
-    monkeypatch.setattr(loops, "list_devices", lambda kind: [f"{kind}:0"])
-    with pytest.raises(keras_dist.DeviceError, match="2 replicas on 'gpu'"):
-        loops.groups_of_devices([1, 2], "gpu")
+def test_more_devices_than_there_are_is_an_error(four_devices):
+    with pytest.raises(keras_dist.DeviceError, match="--devices 64: .*cpu:3"):
+        fit.make_strategy(Choice(devices=64))
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"), [(1, [1]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])]
-)
-def test_all_devices_are_powers_of_two_and_all(monkeypatch, count, expected):
-    present = [f"gpu:{index}" for index in range(count)]
-    monkeypatch.setattr(loops, "list_devices", lambda kind: present)
-    groups = loops.groups_of_devices(None, "gpu")
-    assert list(map(len, groups)) == expected
-    assert groups[-1] == tuple(present)
-
-
-def test_a_picture_without_matplotlib_is_an_error(monkeypatch, invoke):
+def test_picture_without_matplotlib_is_an_error(monkeypatch, invoke):
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
     result = invoke("--plot", "picture.png")
     assert result.exit_code == 2
     assert "pip install 'keras-dist[plot]'" in result.output
 
 
-def test_virtual_devices_that_come_too_late_are_an_error(invoke):
-    assert keras_dist.list_devices("cpu")
-    result = invoke("--replicas", "64")
-    assert result.exit_code == 2
-    assert "virtual_devices" in result.output
-
-
-def test_benchmarks_are_those_of_the_backend_in_use():
-    found = get_benchmarks("has none")
-    assert isinstance(found, Benchmarks)
-    assert type(found).__module__.split(".")[-1] == BACKEND
-
-
-def test_a_backend_without_loops_of_its_own_is_an_error(registered_benchmarks):
-    registered_benchmarks()
-    with pytest.raises(
-        BackendNotFoundError,
-        match=f"'{BACKEND}' has no loop to compare with"
-        f".*Backend object .*'{benchmarks.ENTRY_POINT_GROUP}'",
-    ):
-        portable.run_loops([4], ["small"], "cpu", 1, 0.001, report.Output())
-
-
-def test_bench_alone_shows_its_commands():
-    result = CliRunner().invoke(app, ["bench", "--help"])
-    assert result.exit_code == 0
-    for name in ("fit", "loops", "workers", "memory"):
-        assert name in result.output
+def test_built_in_model_is_measured_without_the_users(monkeypatch):
+    monkeypatch.setattr(fit, "SECONDS", 0.001)
+    found = fit.run("", 64, Choice(devices=4), 1, sys.stderr)
+    assert found.model == "digits"
+    assert set(found.times) == {"Keras", "mirrored", "again"}
+    assert not found.far_losses()
 
 
 def test_benchmarks_are_imported_when_they_are_needed():

@@ -1,4 +1,4 @@
-"""`keras-dist bench fit --model`: what is wrong with the user's, in words."""
+"""`keras-dist bench --model`: what is wrong with the user's, in words."""
 
 import sys
 
@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from keras_dist.bench import fit
-from keras_dist.bench import tasks
 from keras_dist.cli.main import app
 from keras_dist.tools import users_function
 
@@ -74,6 +73,29 @@ def no_rows():
     model, x, y = make()
     return model, x, np.array(1.0)
 
+def of_lists():
+    model, x, y = make()
+    return model, x.tolist(), y
+
+def of_unequal_lengths():
+    model, x, y = make()
+    return model, x, y[1:]
+
+def of_few_rows():
+    return make(rows=3)
+
+def not_compiled():
+    model, x, y = make()
+    return keras.Sequential([keras.layers.Dense(1)]), x, y
+
+def no_data():
+    return make()[0]
+
+NUMBER = 3
+
+def grows():
+    return make(rows=20)
+
 made = []
 
 def only_once():
@@ -112,7 +134,7 @@ def there(folder, monkeypatch):
 
 def message_of(spec, rows=8):
     with pytest.raises(ValueError) as caught:
-        tasks.users_task(spec, rows)
+        fit.users_task(spec, rows)
     message = str(caught.value)
     assert len(message.splitlines()) == 1 and "\x1b" not in message
     assert message.startswith("--model ")
@@ -161,14 +183,20 @@ def test_a_module_that_fails_is_told_with_the_place(name, expected):
         ("method", "the function takes arguments"),
         ("fails_in_keras", "the function failed in theirs.py, line 33, with "),
         ("absent", "the module has no attribute 'absent'"),
-        ("no_rows", "an array of `y` has no rows. Received: [()]"),
+        ("no_rows", "of such arrays. Received: ndarray of shape ()"),
+        ("of_lists", "must be NumPy arrays with rows"),
+        ("of_unequal_lengths", "Received: [7, 8] rows"),
+        ("of_few_rows", "at least --batch-size. Received: [3] rows"),
+        ("not_compiled", "Call `model.compile` in the function"),
+        ("no_data", "Sequential. Expected: a tuple (model, x, y)"),
+        ("NUMBER", "not a function. Received: 3"),
     ],
 )
 def test_a_function_that_is_no_use_is_told(name, expected):
     message = message_of(f"theirs:{name}")
     assert message.startswith(f"--model theirs:{name}: ")
     assert expected in message
-    assert "tasks.py" not in message and "users_function.py" not in message
+    assert "fit.py" not in message and "users_function.py" not in message
 
 
 def test_frameworks_may_lie_in_folders_of_any_name(folder, monkeypatch):
@@ -204,7 +232,7 @@ def test_a_files_name_is_an_error_with_a_hint(spec, hint):
 
 def test_the_hint_is_right():
     spec = message_of("pack/models.py:make").split("'")[5]
-    assert tasks.users_task(spec, 8).size.name == "pack.models:make"
+    assert fit.users_task(spec, 8).name == "pack.models:make"
 
 
 def test_a_file_elsewhere_has_a_folder_of_its_own(folder, monkeypatch):
@@ -217,8 +245,8 @@ def test_a_file_elsewhere_has_a_folder_of_its_own(folder, monkeypatch):
 
 @pytest.mark.parametrize("name", ["make", "maker", "with_defaults"])
 def test_what_can_be_called_without_arguments_is_called(name):
-    task = tasks.users_task(f"theirs:{name}", 8)
-    assert task.size.name == f"theirs:{name}"
+    task = fit.users_task(f"theirs:{name}", 8)
+    assert task.name == f"theirs:{name}"
 
 
 @pytest.mark.parametrize("name", ["wrong_shape", "wrong_labels"])
@@ -243,8 +271,21 @@ def test_frames_and_colors_in_a_message_are_left_out():
     )
 
 
+@pytest.mark.parametrize("spec", ["theirs", ":make", "theirs:"])
+def test_what_names_no_function_is_an_error(spec):
+    assert "Expected: 'module:function'" in message_of(spec)
+
+
+def test_rows_are_repeated_where_there_are_too_few():
+    task = fit.users_task("theirs:grows", 8)
+    task.x = np.arange(20.0)[:, np.newaxis]
+    x, y = task.data(5)
+    assert (x.shape, y.shape) == ((40, 1), (40, 1))
+    np.testing.assert_array_equal(x[20:], x[:20])
+
+
 def test_the_trial_changes_no_arms_weights():
-    task = tasks.users_task("theirs:make", 8)
+    task = fit.users_task("theirs:make", 8)
     keras.utils.set_random_seed(0)
     expected = sys.modules["theirs"].make()[0].get_weights()
     model = task.model()
@@ -255,7 +296,7 @@ def test_the_trial_changes_no_arms_weights():
 
 
 def test_a_function_that_works_only_once_is_told():
-    task = tasks.users_task("theirs:only_once", 8)
+    task = fit.users_task("theirs:only_once", 8)
     with pytest.raises(
         ValueError, match="only_once: the function failed in theirs.py"
     ):
@@ -269,7 +310,7 @@ def test_the_command_ends_with_the_error_alone(monkeypatch, spec):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
     monkeypatch.setattr(fit, "measure_fit", None)
     result = CliRunner().invoke(
-        app, ["bench", "fit", "--replicas", "4", "--model", spec]
+        app, ["bench", "--devices", "4", "--model", spec]
     )
     assert result.exit_code == 2, result.output
     assert f"Error: --model {spec}: " in result.stderr

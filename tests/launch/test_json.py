@@ -11,17 +11,14 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from keras_dist.bench import fit
-from keras_dist.bench import memory
-from keras_dist.bench import portable
-from keras_dist.bench import report
-from keras_dist.bench import workers
+from keras_dist.bench.measure import AGAIN
+from keras_dist.bench.measure import Measurement
 from keras_dist.cli import info
 from keras_dist.cli import trial
 from keras_dist.cli.commands import OPTIONAL_FILE
 from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.main import app
 from keras_dist.environment.packages import InstalledBackend
-from keras_dist.planning import tables
 
 pytestmark = pytest.mark.runs_on("torch")
 
@@ -32,29 +29,19 @@ COMMANDS = {
     ("info",): (("--timeout", "50"), "keras_dist"),
     ("test",): (("--backend", BACKEND), "results"),
     ("plan",): (("--params", "1000"), "plans"),
-    ("bench", "fit"): (("--rounds", "1"), "command"),
-    ("bench", "loops"): (("--rounds", "1"), "command"),
-    ("bench", "workers"): (("--rounds", "1"), "command"),
-    ("bench", "memory"): (("--devices", "2"), "command"),
+    ("bench",): (("--rounds", "1"), "command"),
 }
 TITLE = "A table of results"
-BENCHMARKS = [
-    *((fit, "run_fit"), (portable, "run_loops")),
-    *((workers, "run_workers"), (memory, "run_memory")),
-]
 
 
 def measure(*arguments):
-    """Stands for a benchmark: others print, then the report is published."""
+    """Stands for a benchmark, in which others print."""
     print("printed by Python code")
     os.write(1, b"written by a compiler\n")
-    arguments[-1].publish(
-        report.BenchReport(
-            tables=[tables.table(TITLE, ("Head", tables.WORD))],
-            notes=[],
-            content=report.header("fake"),
-            draw=lambda path: None,
-        )
+    times = {"Keras": [1.0], "mirrored": [2.0], AGAIN: [1.0]}
+    losses, pairs = dict.fromkeys(times, 1.0), [("mirrored", "Keras")]
+    return Measurement(
+        TITLE, ["cpu:0"], 8, 1, times, losses, {}, pairs, "Keras"
     )
 
 
@@ -76,8 +63,7 @@ def invoke(monkeypatch, tmp_path):
     absent = InstalledBackend("absent_engine", "absent_engine:Backend", "")
     monkeypatch.setattr(info, "backends", lambda: [absent])
     monkeypatch.setattr(trial.CommandTrial, "run", try_nothing)
-    for module, name in BENCHMARKS:
-        monkeypatch.setattr(module, name, measure)
+    monkeypatch.setattr(fit, "run", measure)
     monkeypatch.chdir(tmp_path)
 
     def run(command, *arguments):
@@ -148,16 +134,6 @@ def test_json_as_the_value_of_another_option_is_not_taken(invoke):
     result = invoke(("plan",), "--params", "--json")
     assert result.exit_code == 2
     assert "'--json=-'" in result.stderr
-
-
-def test_json_and_markdown_can_not_both_be_printed(invoke, tmp_path):
-    command = ("bench", "fit")
-    result = invoke(command, "--json", "--markdown")
-    assert result.exit_code == 2
-    assert "--markdown" in result.stderr and not result.stdout
-    result = invoke(command, "--json", "x.json", "--markdown")
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "x.json").exists()
 
 
 def test_options_of_a_script_stay_the_scripts(launcher):

@@ -162,7 +162,7 @@ def test_a_models_optimizer_counts_unless_another_is_named(module):
 
 
 def test_what_is_measured_can_be_planned(module):
-    """`bench fit --model` takes the model and its data."""
+    """`bench --model` takes the model and its data."""
     measured, _ = load_of_named(f"{module}:measured")
     assert measured == load_of_named(f"{module}:build")[0]
 

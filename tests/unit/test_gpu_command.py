@@ -20,7 +20,7 @@ TESTS = pathlib.Path(__file__).parents[1]
 def test_metadata_of_a_source_tree_is_that_of_an_installed_one(
     tmp_path, monkeypatch
 ):
-    groups = ("keras_dist.backends", "keras_dist.benchmarks")
+    groups = ("keras_dist.backends", "keras_dist.coordinators")
     own = {
         (each.group, each.name, each.value)
         for group in groups

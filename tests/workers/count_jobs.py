@@ -8,7 +8,6 @@ import numpy as np
 
 import keras_dist
 from keras_dist.bench import measure
-from keras_dist.bench.loops import Loop
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.bodies import NO_BODY
 from keras_dist.plugin.membership import alone_on_purpose
@@ -111,14 +110,12 @@ def calls_a_step(scope):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("adam", loss, metrics=["accuracy"])
 
-        class Fit(Loop):
-            def run(self, steps):
-                rows = 4 * steps
-                model.fit(x[:rows], x[:rows, 0], batch_size=4, verbose=0)
-                return 0.0
+        def fit(steps):
+            rows = 4 * steps
+            model.fit(x[:rows], x[:rows, 0], batch_size=4, verbose=0)
 
-        Fit().run(2)  # everything is built
-        return measure.calls_a_step(Fit(), 10)
+        fit(2)  # everything is built
+        return measure.calls_a_step(fit, steps=10)[0]
 
 
 def fitted(strategy, counts, steps, width, metrics=("mae", "mse")):

@@ -1,4 +1,4 @@
-"""The model that `keras-dist test` trains, unless it is told another one.
+"""The model that `test` and `bench` train, unless they are told another one.
 
 It includes what fails first: a last batch that does not divide, statistics of
 the whole batch, clipping by the norm of all gradients, a metric.
@@ -16,6 +16,8 @@ BATCHES = (20, 7)
 NUM_FEATURES = 64
 NUM_CLASSES = 10
 SEED = 7
+# Rows for `keras-dist bench`.
+_NUM_ROWS = 1024
 
 Array = NDArray[np.float32]
 
@@ -38,6 +40,12 @@ def make() -> tuple[keras.Model, list[tuple[Array, Array]]]:
         metrics=["accuracy"],
     )
     return model, data()
+
+
+def make_with_arrays() -> tuple[keras.Model, Array, Array]:
+    """Returns a compiled model and its rows, as `bench --model` takes them."""
+    model, _ = make()
+    return model, *rows(_NUM_ROWS)
 
 
 def data() -> list[tuple[Array, Array]]:

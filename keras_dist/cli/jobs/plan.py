@@ -37,7 +37,7 @@ def load_of_named(
     function = function_of(name)
     with without_values():
         model = called(name, function)
-        # `keras-dist bench fit --model` takes functions that return data too.
+        # `keras-dist bench --model` takes functions that return data too.
         if isinstance(model, tuple) and model:
             model, *data = model
             if data and isinstance(model, keras.Model) and not model.built:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.bench import loops
-from keras_dist.bench import portable
-from keras_dist.bench.benchmarks import get_benchmarks
+from bench.loops import PortableLoop
+from bench.native.tensorflow import native_loop
+from bench.settings import Setting
+from keras_dist.bench import measure
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(43, 6)).astype("float32")
@@ -73,13 +74,12 @@ def test_two_replicas_cost_little_more_than_plain_keras(calls_a_step):
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_a_step_of_a_loop_costs_what_a_tf_function_does(num_replicas):
     devices = tuple(f"cpu:{i}" for i in range(num_replicas))
-    setting = loops.Setting(loops.size_of("small"), devices)
-    native = get_benchmarks("has no loop").native_loop(setting)
-    arms = portable.PortableLoop(setting), native
+    setting = Setting("small", devices)
+    arms = PortableLoop(setting), native_loop(setting)
     for arm in arms:
-        arm.run(4)
-    calls = portable.count(*arms)["calls"]
-    assert 0 < calls["ours"] <= 1.1 * calls["native"]
+        arm(4)
+    ours, native = (measure.calls_a_step(arm)[0] for arm in arms)
+    assert 0 < ours <= 1.1 * native
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

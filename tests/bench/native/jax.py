@@ -1,12 +1,8 @@
-"""Benchmarks of JAX."""
+"""Training with JAX: `jax.jit`, and `keras.distribution`."""
 
 import functools
+import pathlib
 import tempfile
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import jax
 import keras
@@ -19,14 +15,25 @@ from jax.sharding import PartitionSpec
 from jax.sharding import SingleDeviceSharding
 from packaging.version import Version
 
-from keras_dist.bench import loops
-from keras_dist.bench import tasks
-from keras_dist.bench.benchmarks import Benchmarks
-from keras_dist.bench.benchmarks import NativeWorkers
-from keras_dist.core.device import Device
+from bench import settings
+from keras_dist.bench.fit import FitArm
 from keras_dist.core.device import parse_device
-from keras_dist.plugin.workers import Workers
 from keras_dist_jax.placement.layout import jax_devices
+
+LOOP_TEXT = (
+    "jax.jit with donated state, written by hand without Keras; several "
+    "devices use NamedSharding, and CPUs wait for one step to end before "
+    "the next. Shmap: jax.shard_map in its place."
+)
+FITS_TEXT = (
+    "DataParallel is `fit` under keras.distribution.DataParallel; jit is "
+    "the model's own `train_step` in jax.jit, in a loop written by hand "
+    "that puts each batch on the devices with NamedSharding; CPUs wait "
+    "for one step to end before the next."
+)
+LIVE_BYTES_TEXT = (
+    "Measured: every live `jax.Array` of the process, each buffer once."
+)
 
 # The names of the compiler's operations.
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
@@ -37,24 +44,15 @@ _NEEDS_NO_WEIGHTS = Version("3.15.0.dev0")
 # Defaults of Keras' Adam.
 _BETA_1, _BETA_2 = 0.9, 0.999
 
-_Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
-
-class JittedLoop(loops.StepLoop):
+class JittedLoop(settings.StepLoop):
     """A loop that carries a nest of arrays through a jitted step."""
 
-    def __init__(
-        self,
-        state: Any,
-        step: _Step,
-        everywhere: Any,
-        batches: Sequence[Any] = (),
-        place: Callable[[Any], Any] | None = None,
-    ) -> None:
+    def __init__(self, state, step, everywhere, batches=(), place=None):
         jitted = jax.jit(
             step, donate_argnums=0, out_shardings=(everywhere, everywhere)
         )
-        loops.StepLoop.__init__(self, jitted, batches, place)
+        super().__init__(jitted, batches, place)
         self._to_devices = jax.jit(
             # Only memory that JAX allocated can be donated.
             functools.partial(jax.tree.map, jnp.copy),
@@ -66,7 +64,7 @@ class JittedLoop(loops.StepLoop):
         devices = list(everywhere.device_set)
         self._waits = len(devices) > 1 and devices[0].platform == "cpu"
 
-    def run(self, steps: int) -> float:
+    def __call__(self, steps):
         step, state, waits = self.step, self._state, self._waits
         loss = None
         for x, y in self.feed(steps):
@@ -74,12 +72,10 @@ class JittedLoop(loops.StepLoop):
                 loss.block_until_ready()
             state, loss = step(state, x, y)
         self._state = state
-        return float(loss)  # type: ignore[arg-type]
+        return float(loss)
 
 
-def placed_loop(
-    setting: loops.Setting, state: Any, step: _Step, by_hand: bool = False
-) -> JittedLoop:
+def placed_loop(setting, state, step, by_hand=False):
     """Returns a jitted loop on batches that are on the devices beforehand."""
     everywhere, by_rows = shardings(devices_of(setting.devices))
     if by_hand:
@@ -95,44 +91,40 @@ def placed_loop(
     return JittedLoop(state, step, everywhere, batches)
 
 
-class JittedModelLoop(tasks.ModelLoop, JittedLoop):
+class JittedModelLoop(JittedLoop):
     """A jitted loop of a compiled model's stateless `train_step`."""
 
-    def __init__(self, task: tasks.Task, devices: tuple[str, ...]) -> None:
-        tasks.ModelLoop.__init__(self, task.model())
+    def __init__(self, task, devices):
         self._task = task
         everywhere, self._by_rows = shardings(devices_of(devices))
-        model = self.model
+        model = task.model()
         # Builds metrics, and leaves weights alone.
-        (batch,) = task.batches(1)
-        model.test_on_batch(*batch)
+        model.test_on_batch(*task.data(1))
         model.reset_metrics()
         model.optimizer.build(model.trainable_variables)
 
-        def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        def step(state, x, y):
             logs, state = model.train_step(state, (x, y))
             return state, logs["loss"]
 
-        JittedLoop.__init__(
-            self, values_of(model, model.optimizer), step, everywhere
-        )
+        super().__init__(values_of(model, model.optimizer), step, everywhere)
         self._metrics = [np.asarray(each) for each in model.metrics_variables]
 
-    def feed(self, steps: int) -> Iterable[tuple[Any, ...]]:
-        for batch in self._task.batches(steps):
+    def feed(self, steps):
+        for batch in settings.batches_of(self._task, steps):
             yield jax.device_put(batch, self._by_rows)
 
-    def run(self, steps: int) -> float:
+    def __call__(self, steps):
         self._state = (*self._state[:3], self._to_devices(self._metrics))
-        return super().run(steps)
+        return super().__call__(steps)
 
 
-def devices_of(names: Sequence[str]) -> list[Any]:
+def devices_of(names):
     known = jax_devices()
     return [known[parse_device(name)] for name in names]
 
 
-def shardings(devices: Sequence[Any]) -> tuple[Any, Any]:
+def shardings(devices):
     """Returns the shardings of the state, replicated, and of batches."""
     if len(devices) == 1:
         only = SingleDeviceSharding(devices[0])
@@ -144,7 +136,7 @@ def shardings(devices: Sequence[Any]) -> tuple[Any, Any]:
     )
 
 
-def values_of(model: keras.Model, optimizer: Any) -> tuple[Any, ...]:
+def values_of(model, optimizer):
     """Returns the state that Keras' stateless methods take, in host memory."""
     return tuple(
         [np.asarray(each) for each in variables]
@@ -156,47 +148,47 @@ def values_of(model: keras.Model, optimizer: Any) -> tuple[Any, ...]:
     )
 
 
-def native_state(setting: loops.Setting) -> Any:
+def native_state(setting):
     """Returns weights, and the slots and the count of Adam."""
     weights = setting.weights()
     zeros = [np.zeros_like(each) for each in weights]
     return weights, zeros, zeros, np.int32(0)
 
 
-def native_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+def native_step(state, x, y):
     """Trains on a batch, without Keras."""
     loss, gradients = jax.value_and_grad(_loss)(state[0], x, y)
     return _updated(state, gradients), loss
 
 
-def replica_step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+def replica_step(state, x, y):
     """Trains on a device's rows of a batch, in `jax.shard_map`."""
     mine = jax.value_and_grad(_loss)(state[0], x, y)
     loss, gradients = jax.lax.pmean(mine, "replica")
     return _updated(state, gradients), loss
 
 
-def _updated(state: Any, gradients: Any) -> Any:
+def _updated(state, gradients):
     """Applies one step of Adam."""
     weights, means, variances, count = state
     count = count + 1
     rate = (
-        loops.LEARNING_RATE
+        settings.LEARNING_RATE
         * jnp.sqrt(1 - _BETA_2**count)
         / (1 - _BETA_1**count)
     ).astype("float32")
 
-    def one(weight: Any, mean: Any, variance: Any, gradient: Any) -> Any:
+    def one(weight, mean, variance, gradient):
         mean += (gradient - mean) * (1 - _BETA_1)
         variance += (gradient * gradient - variance) * (1 - _BETA_2)
-        weight -= rate * mean / (jnp.sqrt(variance) + loops.EPSILON)
+        weight -= rate * mean / (jnp.sqrt(variance) + settings.EPSILON)
         return weight, mean, variance
 
     lists = map(one, weights, means, variances, gradients)
     return *map(list, zip(*lists, strict=True)), count
 
 
-def _loss(weights: Any, x: Any, y: Any) -> Any:
+def _loss(weights, x, y):
     *hidden, kernel, bias = weights
     for i in range(0, len(hidden), 2):
         x = jax.nn.relu(x @ hidden[i] + hidden[i + 1])
@@ -204,15 +196,15 @@ def _loss(weights: Any, x: Any, y: Any) -> Any:
     return -jnp.mean(jnp.take_along_axis(log_probabilities, y[:, None], 1))
 
 
-def stateless(setting: loops.Setting) -> tuple[Any, _Step]:
+def stateless(setting):
     """Returns a Keras model's state, a nest of NumPy arrays, and its step."""
     model, optimizer = setting.model_and_optimizer()
 
-    def loss_fn(trainable: Any, fixed: Any, x: Any, y: Any) -> Any:
+    def loss_fn(trainable, fixed, x, y):
         logits, fixed = model.stateless_call(trainable, fixed, x, training=True)
-        return jnp.mean(loops.row_losses(y, logits)), fixed
+        return jnp.mean(settings.row_losses(y, logits)), fixed
 
-    def step(state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    def step(state, x, y):
         trainable, fixed, slots = state
         (loss, fixed), gradients = jax.value_and_grad(loss_fn, has_aux=True)(
             trainable, fixed, x, y
@@ -225,7 +217,45 @@ def stateless(setting: loops.Setting) -> tuple[Any, _Step]:
     return values_of(model, optimizer), step
 
 
-class JaxNativeWorkers(NativeWorkers):
+def native_loop(setting):
+    return placed_loop(setting, native_state(setting), native_step)
+
+
+def other_loops(setting):
+    found = {"Keras": placed_loop(setting, *stateless(setting))}
+    if setting.num_replicas > 1:
+        found["shmap"] = placed_loop(
+            setting, native_state(setting), replica_step, by_hand=True
+        )
+    return found
+
+
+def native_fits(task, devices, stack):
+    distribution = keras.distribution.DataParallel(
+        devices=list(devices), auto_shard_dataset=False
+    )
+    scope = distribution.scope
+    return {
+        "DataParallel": lambda: FitArm(task, scope, scope),
+        "jit": lambda: JittedModelLoop(task, devices),
+    }
+
+
+def live_bytes(model):
+    names = {device: name for name, device in jax_devices().items()}
+    buffers = {}
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            data = shard.data
+            key = names[shard.device], data.unsafe_buffer_pointer()
+            buffers[key] = data.nbytes
+    totals = {}
+    for (name, _), num_bytes in buffers.items():
+        totals[name] = totals.get(name, 0) + num_bytes
+    return totals
+
+
+class NativeWorkers:
     """`keras.distribution.DataParallel` over all workers' devices."""
 
     text = (
@@ -237,8 +267,8 @@ class JaxNativeWorkers(NativeWorkers):
         "by hand, on arrays with NamedSharding over all processes' devices."
     )
 
-    def __init__(self, workers: Workers) -> None:
-        super().__init__(workers)
+    def __init__(self, workers):
+        self._worker = workers.cluster.index
         # Keras refuses initial values that differ between processes.
         keras.utils.set_random_seed(0)
         self._distribution = keras.distribution.DataParallel(
@@ -246,44 +276,44 @@ class JaxNativeWorkers(NativeWorkers):
             auto_shard_dataset=False,
         )
 
-    def loop(self, setting: loops.Setting) -> loops.Loop:
+    def loop(self, setting):
         scope = self._distribution.scope
-        batches: list[tuple[Any, ...]] = [*setting.rows_of(self.worker)]
+        batches = setting.rows_of(self._worker)
         if Version(keras.__version__) < _NEEDS_NO_WEIGHTS:
             batches = [(x, y, np.ones(len(x), "float32")) for x, y in batches]
-        return loops.batch_loop(setting, batches, scope, scope)
+        return settings.BatchLoop(setting, batches, scope, scope)
 
-    def collectives(self, loop: loops.Loop, steps: int) -> int:
-        return collectives_run(loop, steps)
-
-    def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
+    def other_loops(self, setting):
         everywhere, by_rows = shardings(jax.devices())
         put = functools.partial(jax.make_array_from_process_local_data, by_rows)
         return {
             "jit": JittedLoop(
                 *stateless(setting),
                 everywhere,
-                setting.rows_of(self.worker),
+                setting.rows_of(self._worker),
                 lambda batch: map(put, batch),
             )
         }
 
-
-def collectives_run(loop: loops.Loop, steps: int) -> int:
-    """Counts the collectives of this process' devices in `steps` steps."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    with tempfile.TemporaryDirectory() as folder:
-        # A loop waits for its loss, which one device may have before others
-        # are done.
-        jax.block_until_ready(jax.live_arrays())
-        with jax.profiler.trace(folder, profiler_options=options):
-            loop.run(steps)
+    def collectives(self, arm, steps):
+        """Counts the collectives of this process in `steps` steps."""
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        with tempfile.TemporaryDirectory() as folder:
+            # A loop waits for its loss, which one device may have before
+            # others are done.
             jax.block_until_ready(jax.live_arrays())
-        return sum(map(_collectives_in, Path(folder).rglob("*.xplane.pb")))
+            with jax.profiler.trace(folder, profiler_options=options):
+                arm(steps)
+                jax.block_until_ready(jax.live_arrays())
+            paths = pathlib.Path(folder).rglob("*.xplane.pb")
+            return sum(map(_collectives_in, paths))
+
+    def close(self):
+        """Leaves the runtime to keras_dist."""
 
 
-def _collectives_in(path: Path) -> int:
+def _collectives_in(path):
     """Counts the collectives in a profile."""
     return sum(
         event.name.startswith(_COLLECTIVES)
@@ -291,66 +321,3 @@ def _collectives_in(path: Path) -> int:
         for line in plane.lines
         for event in line.events
     )
-
-
-class JaxBenchmarks(Benchmarks):
-    """Loops in `jax.jit`, and `fit` under `keras.distribution`."""
-
-    loop_text = (
-        "jax.jit with donated state, written by hand without Keras; several "
-        "devices use NamedSharding, and CPUs wait for one step to end before "
-        "the next. Shmap: jax.shard_map in its place."
-    )
-    fits_text = (
-        "DataParallel is `fit` under keras.distribution.DataParallel; jit is "
-        "the model's own `train_step` in jax.jit, in a loop written by hand "
-        "that puts each batch on the devices with NamedSharding; CPUs wait "
-        "for one step to end before the next."
-    )
-    live_bytes_text = (
-        "Measured: every live `jax.Array` of the process, each buffer once."
-    )
-    native_workers = JaxNativeWorkers
-
-    def native_loop(self, setting: loops.Setting) -> loops.Loop:
-        return placed_loop(setting, native_state(setting), native_step)
-
-    def other_loops(self, setting: loops.Setting) -> dict[str, loops.Loop]:
-        found: dict[str, loops.Loop] = {
-            "Keras": placed_loop(setting, *stateless(setting))
-        }
-        if setting.num_replicas > 1:
-            found["shmap"] = placed_loop(
-                setting, native_state(setting), replica_step, by_hand=True
-            )
-        return found
-
-    def native_fits(
-        self, task: tasks.Task, devices: tuple[str, ...]
-    ) -> dict[str, Callable[[], tasks.ModelLoop]]:
-        distribution = keras.distribution.DataParallel(
-            devices=list(devices), auto_shard_dataset=False
-        )
-        scope = distribution.scope
-        return {
-            "DataParallel": lambda: tasks.FitLoop(task, scope, scope),
-            "jit": lambda: JittedModelLoop(task, devices),
-        }
-
-    def fit_collectives(
-        self, loop: loops.Loop, steps: int, num_replicas: int
-    ) -> int:
-        return collectives_run(loop, steps) // num_replicas
-
-    def live_bytes(self, model: keras.Model) -> dict[Device, int]:
-        names = {device: name for name, device in jax_devices().items()}
-        buffers = {}
-        for array in jax.live_arrays():
-            for shard in array.addressable_shards:
-                data = shard.data
-                key = names[shard.device], data.unsafe_buffer_pointer()
-                buffers[key] = data.nbytes
-        totals: dict[Device, int] = {}
-        for (name, _), num_bytes in buffers.items():
-            totals[name] = totals.get(name, 0) + num_bytes
-        return totals

@@ -1,1 +1,0 @@
-"""Benchmarks of each framework, the only modules here that import it."""
