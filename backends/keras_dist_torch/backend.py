@@ -168,9 +168,12 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
         tensors: Sequence[Any],
     ) -> Differentiated:
         is_nested = current.depth > 0
-        own_way = differentiating()
-        if own_way is not None:
-            return own_way.differentiate(fn, variables, tensors, is_nested)
+        replica = differentiating()
+        if replica is not None:
+            found: Differentiated = replica.differentiate(
+                fn, variables, tensors, is_nested
+            )
+            return found
         with torch.enable_grad():
             # New tensors: `fn` may use the caller's through a closure, and
             # those uses are not differentiated.

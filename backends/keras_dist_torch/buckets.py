@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
-from typing import NamedTuple
 from typing import Self
 
 import keras
@@ -16,19 +15,19 @@ from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.plugin.bodies import Body
 from keras_dist.plugin.recorder import Call
+from keras_dist_torch.flat import numbers_on
+from keras_dist_torch.flat import scalars_on
+from keras_dist_torch.flat import split_as
 from keras_dist_torch.gradients import after_accumulation
 from keras_dist_torch.gradients import weighted_sum
+from keras_dist_torch.storage import TorchStorage
 from keras_dist_torch.sums import Part
 from keras_dist_torch.sums import Start
 from keras_dist_torch.sums import Sum
-from keras_dist_torch.transfers import numbers_on
-from keras_dist_torch.transfers import scalars_on
 from keras_dist_torch.workers import TorchWorkers
 
 # Bytes of a bucket, unless options set them.
 BUCKET_BYTES = 25 * 2**20
-# Attribute of a variable: the `Order` of its gradient, and the position in it.
-_PLACE = "_keras_dist_bucket"
 
 
 class Order:
@@ -59,7 +58,7 @@ class Order:
         wire = options.dtype
         self.early = tuple(self._part_of(b, wire) for b in self.buckets[:-1])
         for position, variable in enumerate(variables):
-            setattr(variable, _PLACE, (self, position))
+            TorchStorage.of(variable).order = self, position
 
     def _part_of(self, positions: Sequence[int], wire: str | None) -> Part:
         """Describes the message for a bucket that is not the last."""
@@ -71,10 +70,8 @@ class Order:
         return size, dtype
 
     def is_of(self, variables: Sequence[keras.Variable]) -> bool:
-        return len(self.likes) == len(variables) and all(
-            vars(variable).get(_PLACE) == (self, position)
-            for position, variable in enumerate(variables)
-        )
+        places = [TorchStorage.of(variable).order for variable in variables]
+        return places == [(self, i) for i in range(len(self.likes))]
 
 
 class Bucket:
@@ -105,7 +102,7 @@ class Bucket:
             else gradient.detach().reshape(-1).to(device, dtype)
             for gradient, (shape, _) in zip(gradients, self._likes, strict=True)
         ]
-        size = sum(part.numel() for part in parts)
+        size = sum(map(torch.Tensor.numel, parts))
         parts.append(numbers_on(device, flags).to(dtype))
         end = torch.zeros(1, dtype=dtype, device=device)
         flat = torch.cat([*parts, *scalars_on(device, numbers), end])
@@ -118,6 +115,11 @@ class Bucket:
             flat = flat.to(getattr(torch, wire))
         self.flat = flat
         self._wait: Callable[[], None] = lambda: None
+        # When it is finished: sums, some `None`, and what workers have added:
+        # whether any has set the flag, and how many are at something else.
+        self.sums: list[torch.Tensor | None] = []
+        self.numbers: list[torch.Tensor] = []
+        self.is_flagged, self.guard = False, 0.0
 
     def start(self, start: Start) -> Self:
         """Begins to sum it."""
@@ -137,30 +139,20 @@ class Bucket:
         self.flat = total.to(self.flat.device)
         return self
 
-    def finish(self) -> "Finished":
+    def finish(self) -> Self:
+        """Waits for its sum, and takes that apart."""
         self._wait()
-        sizes = [shape.numel() for shape, _ in self._likes]
-        rest = self.flat.numel() - sum(sizes)
-        *parts, last = self.flat.split([*sizes, rest])
-        count = len(sizes) + 1
+        shapes, (dtype, *_) = zip(*self._likes, strict=True)
+        *parts, last = split_as(self.flat, shapes)
+        count = len(shapes) + 1
         *present, flag = last[:count].tolist()
-        sums = [
-            part.reshape(shape).to(dtype) if count else None
-            for part, (shape, dtype), count in zip(
-                parts, self._likes, present, strict=True
-            )
+        self.sums = [
+            part.to(dtype) if is_there else None
+            for part, is_there in zip(parts, present, strict=True)
         ]
-        numbers = [*last[count:-1].unbind()]
-        return Finished(sums, bool(flag), numbers, float(last[-1]))
-
-
-class Finished(NamedTuple):
-    """Sums, some `None`, and what workers have added to them."""
-
-    sums: list[torch.Tensor | None]
-    is_flagged: bool  # by any worker
-    numbers: list[torch.Tensor]
-    guard: float  # how many workers are at something else
+        self.is_flagged, self.guard = bool(flag), float(last[-1])
+        self.numbers = [*last[count:-1].unbind()]
+        return self
 
 
 def carries_numbers(variables: Sequence[keras.Variable]) -> bool:
@@ -202,7 +194,7 @@ class Overlap:
 
     def watch(self, variable: Any, leaf: torch.Tensor, replica: int) -> None:
         """Sends a variable's bucket once replicas' leaves have gradients."""
-        order, position = vars(variable).get(_PLACE, (None, 0))
+        order, position = TorchStorage.of(variable).order
         if order is None or not order.is_early or len(order.buckets) == 1:
             return
 
@@ -224,7 +216,7 @@ class Overlap:
         if not variables:
             return []
         own, weight = self._local_sum(here, weights)
-        order, _ = vars(variables[0]).get(_PLACE, (None, 0))
+        order, _ = TorchStorage.of(variables[0]).order
         if order is None or not order.is_of(variables):
             order = Order(variables, self._workers.options)
         sent = self._sent.pop(order, [])

@@ -1,7 +1,5 @@
 """The executor for variables in parts: one replica in each worker."""
 
-import contextlib
-import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +9,8 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
+from keras_dist.core.packing import in_packs
 from keras_dist.core.plan import Plan
-from keras_dist.core.rows import Share
 from keras_dist.internals.keras_random import lend_global_seed
 from keras_dist.plugin.places import Places
 from keras_dist.plugin.replica import Replica
@@ -24,16 +22,16 @@ from keras_dist_torch.direct_replica import DirectReplica
 from keras_dist_torch.direct_replica import in_parts
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
-from keras_dist_torch.draws import States
 from keras_dist_torch.fsdp_internals import reset
 from keras_dist_torch.in_parts import PartsExecutor
 from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.parts import DTensorHome
-from keras_dist_torch.parts import is_to_split
-from keras_dist_torch.parts import marked_weight
+from keras_dist_torch.parts import is_in_parts
+from keras_dist_torch.parts import is_large
 from keras_dist_torch.parts_hooks import HOOKS
 from keras_dist_torch.parts_hooks import preparing
+from keras_dist_torch.storage import TorchStorage
 from keras_dist_torch.units import new_layers
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
@@ -51,11 +49,10 @@ class TorchDirectExecutor(PartsExecutor):
     def __init__(self, plan: Plan, workers: TorchWorkers) -> None:
         workers.check_fsdp(torch_device(plan.primary).type)
         super().__init__(plan, workers)
-        # FSDP's hooks, as they are.
-        self._step = torch._dynamo.disable(self._run_step)
 
     def _divides(self, variable: keras.Variable) -> bool:
-        return is_to_split(variable)
+        is_new = type(variable) is keras.Variable and variable.trainable
+        return super()._divides(variable) or (is_new and is_large(variable))
 
     def prepare(self, model: keras.Model) -> None:
         super().prepare(model)
@@ -64,12 +61,18 @@ class TorchDirectExecutor(PartsExecutor):
             shard_layers(model, self._mesh, self.workers.scatter_of_fsdp)
 
     def _split_weights(self, model: keras.Model) -> None:
-        """Divides large weights that were not trained when they were made."""
+        """Divides large weights that were not trained when they were made.
+
+        Of numbers along one axis, such as moving averages, each worker has all.
+        """
         for layer in new_layers(model):
             for variable in own_variables(layer):
-                if marked_weight(variable):
-                    adopt(variable)
-                    self.home(variable).settle()
+                is_known = is_in_parts(variable) or not is_large(variable)
+                if is_known or sum(size > 1 for size in variable.shape) < 2:
+                    continue
+                TorchStorage.of(variable).is_marked = True
+                adopt(variable)
+                self.home(variable).settle()
 
     def recover(self, model: keras.Model) -> None:
         reset(model)
@@ -94,11 +97,7 @@ class TorchDirectExecutor(PartsExecutor):
                 self.recover(model)
             raise
 
-    def _overlapping(
-        self, shares: Sequence[Share]
-    ) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # FSDP sends gradients
-
+    @torch._dynamo.disable  # type: ignore[untyped-decorator]
     def _play(
         self,
         fn: Callable[..., T],
@@ -108,30 +107,18 @@ class TorchDirectExecutor(PartsExecutor):
         places: Places | None = None,
         may_repeat: bool = False,
     ) -> list[T]:
+        # Not compiled, because FSDP has hooks.
         ((_, share, *args),) = members
         replica = DirectReplica(share, group)
-        draws = functools.partial(
-            Draws, 1, places=places, may_repeat=may_repeat
-        )
-        result: T = self._step(fn, replica, draws, args)
-        return [result]
-
-    def _run_step(
-        self,
-        fn: Callable[..., T],
-        replica: DirectReplica,
-        draws: Callable[[States], Draws],
-        args: list[Any],
-    ) -> T:
         place = named(replica.id, self.plan.num_replicas)
         lend_global_seed()
         try:
             with place, self._own_randomness() as states:
-                made = draws(states)
-                replica.draws = ReplicaDraws(replica, made, self._home)
-                result = self._on_device(fn, replica, *args)
-                made.end()
-            return result
+                draws = Draws(1, states, places, may_repeat)
+                replica.draws = ReplicaDraws(replica, draws, self._home)
+                results = [self._on_device(fn, replica, *args)]
+                draws.end()
+            return results
         finally:
             replica.close()
 
@@ -155,11 +142,10 @@ class TorchDirectExecutor(PartsExecutor):
             for place, gradient in enumerate(own)
             if not isinstance(gradient, DTensor)
         ]
-        sums = self._summed([own[i] for i in places], places, variables, factor)
-        found = list(own)
-        for place, total in zip(places, sums, strict=True):
-            found[place] = self._in_parts(total, variables[place])
-        return found
+        rest = [variables[place] for place in places]
+        return in_packs(
+            lambda some: self._summed(some, rest, factor), [places], own
+        )
 
     def carries(self, variables: Sequence[keras.Variable]) -> bool:
         return False  # FSDP sends most gradients
@@ -167,7 +153,6 @@ class TorchDirectExecutor(PartsExecutor):
     def _summed(
         self,
         own: list[Any],
-        places: list[int],
         variables: Sequence[keras.Variable],
         factor: float,
     ) -> list[Any]:
@@ -176,19 +161,21 @@ class TorchDirectExecutor(PartsExecutor):
             return []
         flags = torch.tensor([float(g is not None) for g in own])
         filled = [
-            torch.zeros(tuple(variables[i].shape), device=self._home)
+            torch.zeros(tuple(variable.shape), device=self._home)
             if gradient is None
             else gradient * factor
-            for i, gradient in zip(places, own, strict=True)
+            for variable, gradient in zip(variables, own, strict=True)
         ]
         *sums, counts = self.workers.sum([*filled, flags.to(self._home)])
         return [
-            total if count > 0 else None
-            for total, count in zip(sums, counts.tolist(), strict=True)
+            self._in_parts(total, variable) if count > 0 else None
+            for total, variable, count in zip(
+                sums, variables, counts.tolist(), strict=True
+            )
         ]
 
     def _in_parts(self, total: Any, variable: keras.Variable) -> Any:
         home = self.home(variable)
-        if total is None or not isinstance(home, DTensorHome):
+        if not isinstance(home, DTensorHome):
             return total
         return home.split(total).detach()

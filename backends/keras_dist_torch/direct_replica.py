@@ -18,34 +18,29 @@ from torch.distributed.tensor import Partial
 
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.plugin.draws import Draw
-from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 from keras_dist.replica.state import outside_replicas
-from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.exact import Exactly
-from keras_dist_torch.gradients import AllSum
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.gradients import plain_backward
 from keras_dist_torch.gradients import refuse_hooks
 from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.parts import GathersVariables
-from keras_dist_torch.parts import stored
 from keras_dist_torch.parts import tensor_in_use
+from keras_dist_torch.replica import BaseReplica
+from keras_dist_torch.storage import TorchStorage
 from keras_dist_torch.weighing import WeighsLosses
 
 T = TypeVar("T")
 
 
-class DirectReplica(Replica, GathersVariables, WeighsLosses):
+class DirectReplica(BaseReplica, WeighsLosses):
     """A worker's only replica, which computes with the variables themselves."""
 
     has_copies = False
     is_only = True
-    draws: ReplicaDraws  # set by the step
 
     def __init__(self, share: Share, group: ReplicaGroup) -> None:
         super().__init__(0, share, group)
@@ -60,9 +55,6 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
         # By id: variables that were read.
         self._seen: dict[int, keras.Variable] = {}
 
-    def draw(self, draw: Draw) -> Any:
-        return self.draws.draw(draw)
-
     def rendezvous(
         self, what: str, fn: Callable[[list[Any]], T], value: Any
     ) -> T:
@@ -70,19 +62,10 @@ class DirectReplica(Replica, GathersVariables, WeighsLosses):
             self.draws.of_round.compare(self.group.workers)
             return fn([value])
 
-    def all_sum(
-        self,
-        what: str,
-        value: torch.Tensor,
-        total: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        result: torch.Tensor = AllSum.apply(value, self, what, total)
-        return result
-
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         self._seen[id(variable)] = variable
         value = parameter_of(variable)
-        if value is None or stored(variable) is not None:
+        if value is None or TorchStorage.of(variable).tensor is not None:
             return value
         if value._backward_hooks or value._post_accumulate_grad_hooks:
             refuse_hooks(variable, value)

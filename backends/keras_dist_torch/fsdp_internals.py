@@ -11,12 +11,10 @@ It is apart from `torch_internals`, because importing these takes long.
 | `FSDPState._fsdp_param_group` and `s` | a failed step leaves layers whole |
 | `post_forward_order`, `_post_forward_indices` | predictions fill them |
 | `_orig_dtype`, `_init_mp_dtypes` | frozen layers may be trained later |
-| `Module._forward_pre_hooks`, `_forward_hooks` | calls to look at a layer |
 
 If one of them moves, `private` raises an error with its name.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -143,19 +141,6 @@ def forget_order(module: torch.nn.Module, *_: Any) -> None:
         state._comm_ctx.post_forward_order.clear()
         for group in _groups_of(state):
             group._post_forward_indices.clear()
-
-
-def taken_hooks(module: torch.nn.Module) -> tuple[Any, Any]:
-    """Takes away and returns what runs before and after a module's calls."""
-    before = module._forward_pre_hooks, module._forward_hooks
-    set_hooks(module, (OrderedDict(), OrderedDict()))
-    return before
-
-
-def set_hooks(module: torch.nn.Module, hooks: tuple[Any, Any]) -> None:
-    """Gives a module hooks that `taken_hooks` has returned."""
-    attributes = vars(module)
-    attributes["_forward_pre_hooks"], attributes["_forward_hooks"] = hooks
 
 
 def _states_in(module: torch.nn.Module) -> list[Any]:

@@ -18,12 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from keras_dist.core.rows import WHOLE
 from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_saveables import all_variables
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.gradients import with_weighed_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
+from keras_dist_torch.torch_internals import CLIPS
 from keras_dist_torch.weighing import WeighsLosses
 from keras_dist_torch.weighing import check_not_in_function
 from keras_dist_torch.weighing import refuse_derivatives
@@ -142,25 +144,21 @@ def hook_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
     return zero_grad
 
 
-def hook_clipping(original: Any, name: str | None = None) -> Any:
+@as_hook
+def hook_clipping(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Makes a function of torch that clips gradients raise in a step."""
-
-    @functools.wraps(original)
-    def clip(*args: Any, **kwargs: Any) -> Any:
-        if current_step() is not None:
-            called = name or original.__name__
-            raise UnsupportedModelError(
-                f"`torch.nn.utils.{called}` was called in a `train_step` that "
-                "runs on several replicas. Each replica has gradients of its "
-                "own rows only, on its own tensors, which "
-                "`model.parameters()` does not return. Expected: gradients "
-                "that stay as they were computed. Use `clipnorm`, "
-                "`global_clipnorm` or `clipvalue` of the optimizer, which "
-                "clip the sum of all replicas' gradients."
-            )
-        return original(*args, **kwargs)
-
-    return clip
+    if current_step() is not None:
+        name = original.__name__
+        called = "clip_grad_norm_" if name == CLIPS else name
+        raise UnsupportedModelError(
+            f"`torch.nn.utils.{called}` was called in a `train_step` that runs "
+            "on several replicas. Each replica has gradients of its own rows "
+            "only, on its own tensors, which `model.parameters()` does not "
+            "return. Expected: gradients that stay as they were computed. Use "
+            "`clipnorm`, `global_clipnorm` or `clipvalue` of the optimizer, "
+            "which clip the sum of all replicas' gradients."
+        )
+    return original(*args, **kwargs)
 
 
 # The original functions, for this package.
@@ -175,23 +173,16 @@ def refuse_hooks(variable: keras.Variable, parameter: torch.Tensor) -> NoReturn:
     _refuse(name, variable.path)
 
 
-def hook_registering(original: Callable[..., Any]) -> Callable[..., Any]:
+@as_hook
+def hook_registering(original: Any, self: torch.Tensor, hook: Any) -> Any:
     """Scales gradients for hooks of a step, and refuses those on variables."""
-
-    @functools.wraps(original)
-    def register(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
-        step = current_step()
-        if step is not None:
-            if _is_variable(self, step):
-                _refuse(original.__name__, "a variable")
-            if (
-                original.__name__ == "register_hook"
-                and weighing_replica() is None
-            ):
-                hook = _of_one_device(hook, step.share)
-        return original(self, hook)
-
-    return register
+    step, name = current_step(), original.__name__
+    if step is not None:
+        if _is_variable(self, step):
+            _refuse(name, "a variable")
+        if name == "register_hook" and weighing_replica() is None:
+            hook = _of_one_device(hook, step.share)
+    return original(self, hook)
 
 
 def _is_variable(tensor: torch.Tensor, step: ReplicaStep) -> bool:
@@ -237,12 +228,7 @@ def refuse_in_place(model: keras.Model, key: int) -> NoReturn:
     )
 
 
-def hook_step(_: None) -> Callable[..., None]:
-    """Returns what refuses an optimizer of PyTorch's own in a step."""
-    return _refuse_step
-
-
-def _refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Refuses an optimizer of PyTorch's own that takes a step."""
     state = current_replica()
     if state is None or state.strategy.plan.num_replicas == 1:

@@ -44,12 +44,12 @@ def table() -> Iterator[Hook]:
         yield Hook(clipping, name, refusing, why)
     # `clip_grad_norm_` calls it, however a program has imported that.
     if hasattr(clipping, CLIPS):
-        by_norm = functools.partial(refusing, name="clip_grad_norm_")
-        yield Hook(clipping, CLIPS, by_norm, why)
+        yield Hook(clipping, CLIPS, refusing, why)
     for name in ("register_hook", "register_post_accumulate_grad_hook"):
         yield Hook(torch.Tensor, name, gradients.hook_registering, why)
     step = gradients.GlobalStepHook()
-    yield Hook(step, "before_step", gradients.hook_step, why)
+    refuse = gradients.refuse_step
+    yield Hook(step, "before_step", lambda _: refuse, why)
     why = "variables in parts get weighed gradients"
     yield Hook(torch.autograd, "grad", gradients.hook_grad, why)
     yield Hook(torch.autograd, "backward", gradients.hook_backward, why)

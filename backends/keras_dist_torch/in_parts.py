@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from keras_dist.core.plan import Plan
+from keras_dist.core.rows import Share
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.internals.keras_optimizers import inner_of
@@ -23,11 +24,10 @@ from keras_dist_torch.exact import Exactly
 from keras_dist_torch.mesh import mesh_of
 from keras_dist_torch.parts import DTensorHome
 from keras_dist_torch.parts import InParts
-from keras_dist_torch.parts import are_in_parts
+from keras_dist_torch.parts import is_in_parts
 from keras_dist_torch.parts import is_large
-from keras_dist_torch.parts import is_marked
-from keras_dist_torch.parts import mark
 from keras_dist_torch.replicas import TorchReplicaExecutor
+from keras_dist_torch.storage import TorchStorage
 from keras_dist_torch.workers import TorchWorkers
 
 # Attribute of an optimizer: how many variables it had when those that are slots
@@ -57,13 +57,17 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
 
     def _divides(self, variable: keras.Variable) -> bool:
         """Returns whether a variable without a home yet belongs in parts."""
-        return is_marked(variable)
+        return TorchStorage.of(variable).is_marked
+
+    def _overlapping(
+        self, shares: Sequence[Share]
+    ) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # most gradients are sent in parts
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
     ) -> None:
-        if is_large(variable):
-            mark(variable)
+        TorchStorage.of(variable).is_marked = is_large(variable)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
@@ -100,8 +104,8 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
         if vars(optimizer).get(_DIVIDED) == len(slots):
             return
         for slot in slots:
-            if is_large(slot) and not are_in_parts([slot]):
-                mark(slot)
+            if is_large(slot) and not is_in_parts(slot):
+                TorchStorage.of(slot).is_marked = True
                 adopt_slot(slot, trainable_variables(optimizer)[0])
                 self.home(slot).settle()
         vars(optimizer)[_DIVIDED] = len(slots)
@@ -137,7 +141,7 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
         return [
             DTensorHome(each, self.plan, self._mesh, self.workers)
             for each in variables
-            if are_in_parts([each])
+            if is_in_parts(each)
         ]
 
 

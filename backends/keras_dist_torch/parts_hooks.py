@@ -28,7 +28,7 @@ from keras_dist_torch.chunks import is_elementwise
 from keras_dist_torch.dtensor_internals import dispatch
 from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.parts import InParts
-from keras_dist_torch.parts import are_in_parts
+from keras_dist_torch.parts import is_in_parts
 from keras_dist_torch.parts import local_part
 from keras_dist_torch.parts import parts_scope
 from keras_dist_torch.units import is_live
@@ -134,7 +134,7 @@ def _hook_apply(
     """Refuses updates outside of steps, which would change copies only."""
     trained = list(trainable_variables or ())
     is_outside = current_replica() is None and parts_scope() is None
-    if is_outside and are_in_parts([*self.variables, *trained]):
+    if is_outside and any(map(is_in_parts, [*self.variables, *trained])):
         raise UnsupportedModelError(
             f"Optimizer '{self.name}' was called outside of `fit`, "
             "`train_on_batch`, a `train_step` and `strategy.run`, for "

@@ -60,7 +60,24 @@ def _meet(
     return result
 
 
-class TorchReplica(Replica):
+class BaseReplica(Replica):
+    """The base of replicas, on threads or not."""
+
+    draws: ReplicaDraws  # set when it begins
+
+    def draw(self, draw: Draw) -> Any:
+        return self.draws.draw(draw)
+
+    def all_sum(
+        self,
+        what: str,
+        value: torch.Tensor,
+        total: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return _all_sum(value, self, what, total)
+
+
+class TorchReplica(BaseReplica):
     """One replica on a thread; it keeps no tensors, as autograd keeps it."""
 
     def __init__(
@@ -83,9 +100,6 @@ class TorchReplica(Replica):
         self._run = run
         self.draws = ReplicaDraws(self, run.draws, device)
 
-    def draw(self, draw: Draw) -> Any:
-        return self.draws.draw(draw)
-
     def rendezvous(
         self, what: str, fn: Callable[[list[Any]], T], value: Any
     ) -> T:
@@ -107,14 +121,6 @@ class TorchReplica(Replica):
 
     def at_home(self, value: Any) -> Any:
         return value.to(self._run.home)
-
-    def all_sum(
-        self,
-        what: str,
-        value: torch.Tensor,
-        total: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        return _all_sum(value, self, what, total)
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         parameter = parameter_of(variable)

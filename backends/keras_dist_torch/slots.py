@@ -6,7 +6,6 @@ Keras' own `apply` updates these, and updated parts are sent to all workers.
 """
 
 import contextlib
-import math
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from keras_dist.core.packing import packs
@@ -30,19 +28,18 @@ from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.plugin.replica import Replica
 from keras_dist.replica.state import current_replica
 from keras_dist_torch.chunks import is_elementwise
+from keras_dist_torch.flat import Division
+from keras_dist_torch.flat import numbers_on
+from keras_dist_torch.flat import scalars_on
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.in_parts import PartsExecutor
 from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.keras_internals import tensor_of
-from keras_dist_torch.parts import Division
-from keras_dist_torch.parts import is_large
+from keras_dist_torch.parts import as_parts
+from keras_dist_torch.parts import division_of
 from keras_dist_torch.parts import parts_scope
 from keras_dist_torch.parts_hooks import table_of_updates
-from keras_dist_torch.transfers import numbers_on
-from keras_dist_torch.transfers import scalars_on
-
-# Attribute of a whole variable: its `_Shard`.
-_SHARD = "_keras_dist_shard"
+from keras_dist_torch.storage import TorchStorage
 
 
 @as_hook
@@ -91,22 +88,23 @@ class SlotsExecutor(PartsExecutor):
     ) -> list[Any]:
         here = self.arrived(replica, gradients)
         own = weighted_sum(here, weights, self._home)
-        return self._scattered(own, self._shards(variables), numbers)
+        return self._scattered(own, variables, numbers)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         trained = trainable_variables(optimizer)
         if not self.workers.may_share_tensors(self._home.type):
             _check_sends_nothing(optimizer, trained)
-        shards = self._shards(trained)
-        views = [(s.variable, s.view()) for s in shards if s.is_cut]
+        pairs = zip(trained, self._divisions(trained), strict=True)
+        cut = [(v, division) for v, division in pairs if division.is_cut]
         try:
+            views = [(v, self._view(v, division)) for v, division in cut]
             with self._updating_parts(optimizer, views):
                 yield
         finally:
             # After an error, too: each worker may have changed its parts.
             with torch.no_grad():
-                self._give_back([shard for shard in shards if shard.is_cut])
+                self._give_back(cut)
 
     def apply(
         self,
@@ -120,11 +118,18 @@ class SlotsExecutor(PartsExecutor):
             optimizer.build(variables)
         trained = variables or trainable_variables(optimizer)
         # Keras refuses other numbers of gradients.
-        pairs = [*zip(gradients, self._shards(trained), strict=False)]
-        for gradient, shard in pairs:
-            _check_gradient(optimizer, gradient, shard.variable)
+        pairs = [*zip(gradients, trained, strict=False)]
+        for pair in pairs:
+            _check_gradient(optimizer, *pair)
         self._check_alike(optimizer, [g for g, _ in pairs if g is not None])
-        own = [g if g is None else shard.cut(g) for g, shard in pairs]
+        own = [
+            as_parts(each.part(g), each, self._mesh)
+            if g is not None and each.is_cut
+            else g
+            for g, each in zip(
+                gradients, self._divisions(trained), strict=False
+            )
+        ]
         with self.updating(optimizer):
             original(optimizer, own + gradients[len(own) :], variables)
 
@@ -149,71 +154,83 @@ class SlotsExecutor(PartsExecutor):
             "function that `strategy.run` calls."
         )
 
-    def _shards(self, variables: Sequence[keras.Variable]) -> list["_Shard"]:
-        found = []
-        for variable in variables:
-            known = vars(variable).get(_SHARD)
-            if known is None:
-                known = _Shard(variable, self._mesh)
-                vars(variable)[_SHARD] = known
-            found.append(known)
-        return found
+    def _divisions(self, variables: Sequence[keras.Variable]) -> list[Any]:
+        """Returns the `Division` of each variable, or `Whole`."""
+        return [
+            TorchStorage.of(each).division or division_of(each, self.workers)
+            for each in variables
+        ]
+
+    def _view(self, variable: keras.Variable, division: Division) -> DTensor:
+        """Returns a `DTensor` that shares a variable's memory."""
+        storage, whole = TorchStorage.of(variable), tensor_of(variable)
+        if storage.parts is None or storage.address != whole.data_ptr():
+            own = division.part(whole)
+            storage.parts = as_parts(own, division, self._mesh)
+            storage.address = whole.data_ptr()
+        return storage.parts
 
     def _scattered(
         self,
         gradients: Sequence[torch.Tensor | None],
-        shards: list["_Shard"],
+        variables: Sequence[keras.Variable],
         numbers: Sequence[Any],
     ) -> list[Any]:
         """Sums gradients over workers: of each, this worker's part, or all of a
         small one; `None` where no worker has one. Then numbers."""
-        found: list[Any] = [None] * len(shards)
+        found: list[Any] = [None] * len(variables)
         totals: list[torch.Tensor] = []
-        for indices in packs([shard.variable.dtype for shard in shards]):
-            sent = [(gradients[i], shards[i]) for i in indices]
-            sizes = [shard.size for _, shard in sent]
+        divisions = self._divisions(variables)
+        for indices in packs([variable.dtype for variable in variables]):
+            like = tensor_of(variables[indices[0]])
+            sent = [(gradients[i], divisions[i]) for i in indices]
             # Numbers travel with the first, which are float32.
-            rows, count = self._rows(sent, numbers), len(numbers)
-            row = self.workers.scatter_sum(rows)
-            flags, told, sums = row.split([len(sent), count, sum(sizes)])
+            row = self.workers.scatter_sum(self._rows(like, sent, numbers))
+            sizes = [division.size for _, division in sent]
+            flags, told, sums = row.split([len(sent), len(numbers), sum(sizes)])
             totals, numbers = totals + [*told.unbind()], ()
             for i, is_there, own in zip(
                 indices, flags.tolist(), sums.split(sizes), strict=True
             ):
-                found[i] = shards[i].from_row(own) if is_there else None
+                if is_there:
+                    found[i] = divisions[i].from_row(own)
+                if is_there and divisions[i].is_cut:
+                    found[i] = as_parts(found[i], divisions[i], self._mesh)
         return found + totals
 
     def _rows(
         self,
-        sent: Sequence[tuple[Any, "_Shard"]],
+        like: torch.Tensor,
+        sent: Sequence[tuple[torch.Tensor | None, Any]],
         numbers: Sequence[Any],
     ) -> torch.Tensor:
         """Returns a row for each worker: which gradients there are, numbers,
         and its parts of the gradients."""
-        count, first = self._mesh.size(), tensor_of(sent[0][1].variable)
-        flags = numbers_on(
-            first.device, [float(g is not None) for g, _ in sent]
-        )
-        columns = [flags.to(first.dtype).expand(count, -1)]
-        for told in scalars_on(first.device, numbers):
-            columns.append(told.expand(count, -1))
-        for gradient, shard in sent:
-            if gradient is None:
-                own = first.new_zeros(1).expand(count, shard.size)
-            else:
-                own = shard.rows(gradient.detach().to(first.dtype), count)
-            columns.append(own)
+        count = self._mesh.size()
+        flags = numbers_on(like.device, [float(g is not None) for g, _ in sent])
+        shared = [flags.to(like.dtype), *scalars_on(like.device, numbers)]
+        columns = [each.expand(count, -1) for each in shared]
+        for gradient, division in sent:
+            columns.append(
+                like.new_zeros(1).expand(count, division.size)
+                if gradient is None
+                else division.rows(gradient.detach().to(like.dtype), count)
+            )
         return torch.cat(columns, dim=1)
 
-    def _give_back(self, shards: list["_Shard"]) -> None:
+    def _give_back(
+        self, cut: Sequence[tuple[keras.Variable, Division]]
+    ) -> None:
         """Sets variables to the parts that all workers have updated."""
-        for indices in packs([shard.variable.dtype for shard in shards]):
-            chosen = [shards[i] for i in indices]
-            own = torch.cat([shard.own_row() for shard in chosen])
-            rows = self.workers.gather_flat(own).view(self._mesh.size(), -1)
-            parts = rows.split([shard.size for shard in chosen], dim=1)
-            for shard, each in zip(chosen, parts, strict=True):
-                shard.write(each)
+        for indices in packs([variable.dtype for variable, _ in cut]):
+            chosen = [(tensor_of(cut[i][0]), cut[i][1]) for i in indices]
+            own = [each.rows(each.part(whole), 1)[0] for whole, each in chosen]
+            rows = self.workers.gather_flat(torch.cat(own))
+            parts = rows.view(self._mesh.size(), -1).split(
+                [division.size for _, division in chosen], dim=1
+            )
+            for (whole, division), part in zip(chosen, parts, strict=True):
+                whole.copy_(division.whole(part))
 
 
 def _check_gradient(
@@ -252,51 +269,3 @@ def _check_sends_nothing(
         "Adam, AdamW, SGD, RMSprop, Adagrad, Adadelta, Adamax, Nadam and "
         "Lion. Or a GPU for each worker, or optimizer_state='mirrored'."
     )
-
-
-class _Shard:
-    """The part of a whole variable that this worker updates, or all of it."""
-
-    def __init__(self, variable: keras.Variable, mesh: DeviceMesh) -> None:
-        self.variable = variable
-        self.is_cut = is_large(variable)
-        self.size = math.prod(variable.shape)
-        if self.is_cut:
-            self._division = Division(tuple(variable.shape), mesh)
-            self.size = self._division.size
-        self._view: DTensor | None = None
-        self._memory = 0  # where the whole value was
-
-    def view(self) -> DTensor:
-        """Returns a `DTensor` that shares the variable's memory."""
-        whole = tensor_of(self.variable)
-        if self._view is None or self._memory != whole.data_ptr():
-            self._view, self._memory = self.cut(whole), whole.data_ptr()
-        return self._view
-
-    def cut(self, whole: torch.Tensor) -> Any:
-        """Returns this worker's part of a whole tensor, as a view."""
-        if not self.is_cut:
-            return whole
-        return self._division.parts(self._division.part(whole))
-
-    def rows(self, gradient: torch.Tensor, count: int) -> torch.Tensor:
-        """Returns what each of that many workers gets of a gradient."""
-        if self.is_cut:
-            return self._division.rows(gradient, count)
-        return gradient.reshape(1, -1).expand(count, -1)
-
-    def from_row(self, row: torch.Tensor) -> torch.Tensor:
-        """Returns the gradient for the update from this worker's row."""
-        if self.is_cut:
-            return self._division.parts(self._division.from_row(row))
-        return row.view(tuple(self.variable.shape))
-
-    def own_row(self) -> torch.Tensor:
-        """Returns this worker's part of the variable, flat and padded."""
-        part = self._division.part(tensor_of(self.variable))
-        return self._division.rows(part, 1)[0]
-
-    def write(self, rows: torch.Tensor) -> None:
-        """Sets the variable from the parts of all workers."""
-        tensor_of(self.variable).copy_(self._division.whole(rows))

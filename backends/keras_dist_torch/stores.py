@@ -58,7 +58,7 @@ def open_store(
             # every interface.
             listener = stack.enter_context(open_listener(cluster))
         answer_roll(cluster, timeout, listener)
-        store = _store(cluster, timeout, listener)
+        store = connect(cluster, timeout, listener)
     keys = [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]
     store.set(keys[cluster.index], own)
     try:
@@ -74,14 +74,10 @@ def open_store(
     return store, [store.get(key).decode() for key in keys]
 
 
-def connect(cluster: Cluster, timeout: float) -> Any:
-    """Connects to the store of the cluster's leader."""
-    return _store(cluster, timeout, None)
-
-
-def _store(
-    cluster: Cluster, timeout: float, listener: socket.socket | None
+def connect(
+    cluster: Cluster, timeout: float, listener: socket.socket | None = None
 ) -> Any:
+    """Connects to the store of the cluster's leader, or serves it there."""
     host, port = resolve(cluster.leader)
     served = {} if listener is None else {"master_listen_fd": listener.detach()}
     try:

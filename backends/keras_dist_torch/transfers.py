@@ -15,13 +15,12 @@ import torch
 from keras_dist.core.device import Device
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
+from keras_dist_torch.flat import Arrangement
+from keras_dist_torch.flat import sent_together
 from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.one_device import torch_device
+from keras_dist_torch.storage import TorchStorage
 
-# Attribute of a variable: its `Pack`, and the position in it.
-_PLACE = "_keras_dist_pack"
-# Bytes; tensors begin at multiples of this, which kernels are fast for.
-_ALIGNMENT = 64
 # Bytes; gradients are sent in pieces of at most this size, or of one larger
 # gradient. A piece is a copy beside the gradients, on the replica's device,
 # whose memory is the scarce one.
@@ -31,41 +30,6 @@ PIECE = 1 << 26
 def are_apart(here: Device, there: Device) -> bool:
     """Returns whether two devices have separate memories."""
     return bool(torch_device(here) != torch_device(there))
-
-
-class Arrangement:
-    """The offsets of tensors, of any shapes and dtypes, in one byte buffer."""
-
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._places: list[tuple[int, int, torch.dtype, torch.Size]] = []
-        self.num_bytes = 0
-        for tensor in tensors:
-            start = self.num_bytes
-            stop = start + tensor.numel() * tensor.element_size()
-            self._places.append((start, stop, tensor.dtype, tensor.shape))
-            self.num_bytes = -(-stop // _ALIGNMENT) * _ALIGNMENT
-
-    def allocate(self, device: torch.device) -> torch.Tensor:
-        """Allocates the buffer; on the host it is pinned if there are GPUs."""
-        is_pinned = device.type == "cpu" and torch.cuda.is_available()
-        return torch.empty(
-            self.num_bytes,
-            dtype=torch.uint8,
-            device=device,
-            pin_memory=is_pinned,
-        )
-
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        # `data`, because views of one tensor share a version counter: autograd
-        # would take an in-place change of one for a change of the others.
-        return [
-            flat[start:stop].view(dtype).view(shape).data
-            for start, stop, dtype, shape in self._places
-        ]
-
-    def send(self, flat: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Starts to copy a buffer to a device; returns the copy."""
-        return self.allocate(device).copy_(flat, non_blocking=True)
 
 
 class Pack:
@@ -86,7 +50,7 @@ class Pack:
         for index, (variable, parameter, view) in enumerate(each):
             # The Parameter stays the same object: torch modules know it.
             parameter.data = view.copy_(parameter.data)
-            vars(variable)[_PLACE] = (self, index)
+            TorchStorage.of(variable).pack = self, index
             self._addresses.append(parameter.data_ptr())
 
     def holds(self, index: int, parameter: torch.Tensor) -> bool:
@@ -115,46 +79,6 @@ class Pack:
     ) -> list[torch.Tensor]:
         views = self._arrangement.views(self._flat)
         return sent_together([views[index] for index in indices], device)
-
-
-def sent_together(
-    tensors: Sequence[torch.Tensor], device: torch.device
-) -> list[torch.Tensor]:
-    """Starts to copy tensors to a device in one buffer; returns the copies."""
-    if not tensors:
-        return []
-    arrangement = Arrangement(tensors)
-    flat = arrangement.allocate(tensors[0].device)
-    torch._foreach_copy_(arrangement.views(flat), list(tensors))
-    return arrangement.views(arrangement.send(flat, device))
-
-
-def numbers_on(device: torch.device, numbers: Sequence[float]) -> torch.Tensor:
-    """Makes a tensor of numbers, without waiting for a GPU's work so far."""
-    # A copy from memory that is not pinned waits for it.
-    here = torch.tensor(numbers, pin_memory=device.type == "cuda")
-    return here.to(device, non_blocking=True)
-
-
-def scalars_on(
-    device: torch.device, numbers: Sequence[Any]
-) -> list[torch.Tensor]:
-    """Returns a list with a flat float32 tensor of numbers and scalar tensors,
-    or an empty list of none."""
-    if not numbers:
-        return []
-    plain = [float(x) for x in numbers if not isinstance(x, torch.Tensor)]
-    rest = iter(numbers_on(device, plain).unbind() if plain else ())
-    return [
-        torch.stack(
-            [
-                each.detach().to(device, torch.float32)
-                if isinstance(each, torch.Tensor)
-                else next(rest)
-                for each in numbers
-            ]
-        )
-    ]
 
 
 class Transfers:
@@ -254,7 +178,7 @@ class Transfers:
 
 def _pack_of(variable: keras.Variable) -> tuple[Pack | None, int]:
     """Returns the pack of a variable and its position, `None` without one."""
-    pack, index = vars(variable).get(_PLACE, (None, 0))
+    pack, index = TorchStorage.of(variable).pack
     if pack is None or not pack.holds(index, tensor_of(variable)):
         return None, 0
     return pack, index

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard
 
 from keras_dist.core.plan import num_bytes
+from keras_dist_torch.flat import axis_of
 from keras_dist_torch.fsdp_internals import Dtypes
 from keras_dist_torch.fsdp_internals import forget_order
 from keras_dist_torch.fsdp_internals import make_root
@@ -30,9 +31,8 @@ from keras_dist_torch.keras_internals import own_layers
 from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.keras_internals import parameters_of
 from keras_dist_torch.keras_internals import set_parameters
-from keras_dist_torch.parts import placement
-from keras_dist_torch.parts import store
-from keras_dist_torch.parts import stored
+from keras_dist_torch.parts import is_in_parts
+from keras_dist_torch.storage import TorchStorage
 
 # Bytes of a layer inside of another layer that are worth a gather.
 LEAST_BYTES = 1 << 22
@@ -57,7 +57,10 @@ class Live(torch.nn.Module):
             super().__setattr__(name, value)
             return
         self._parameters[name] = value
-        store(variable, value)
+        storage = TorchStorage.of(variable)
+        storage.tensor = value
+        if isinstance(value, DTensor):
+            storage.parts = value
 
     def __contains__(self, path: str) -> bool:
         return True  # so that Keras adds nothing
@@ -68,12 +71,9 @@ class Live(torch.nn.Module):
     def make_whole(self) -> None:
         """Makes parameters of the whole values, for FSDP to shard."""
         for name, variable in self.variables_by_name.items():
-            kept = stored(variable)
-            assert isinstance(kept, DTensor)
-            whole = torch.nn.Parameter(
-                kept.detach().full_tensor(), requires_grad=variable.trainable
-            )
-            self.register_parameter(name, whole)
+            whole = TorchStorage.of(variable).parts.detach().full_tensor()
+            parameter = torch.nn.Parameter(whole, variable.trainable)
+            self.register_parameter(name, parameter)
 
 
 SumOfRows = Callable[[torch.Tensor], torch.Tensor] | None
@@ -114,7 +114,7 @@ def _is_new(layer: keras.Layer) -> bool:
 
 
 def _in_parts(layer: keras.Layer) -> list[keras.Variable]:
-    return [v for v in own_variables(layer) if stored(v) is not None]
+    return [*filter(is_in_parts, own_variables(layer))]
 
 
 def _show_layers(layer: keras.Layer) -> None:
@@ -194,7 +194,7 @@ def _shard(
         live.make_whole()
 
     def shard_of(parameter: torch.nn.Parameter) -> Shard:
-        return placement(parameter.shape, mesh.size())
+        return Shard(axis_of(parameter.shape, mesh.size()))
 
     module.register_forward_hook(_own_results)
     shard_module(

@@ -1,55 +1,29 @@
 """Replicas that weigh losses, and whose gradients may be sums already."""
 
-from abc import ABC
-from abc import abstractmethod
-from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import NoReturn
 
-import keras
-import torch
-
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
 
 
-class WeighsLosses(ABC):
+class WeighsLosses:
     """A replica whose losses count by its share when it differentiates them.
 
     Its gradients are of variables themselves, and those in parts are sums over
-    all replicas already.
+    all replicas already. `DirectReplica` is one, whose module is imported late.
     """
 
-    @abstractmethod
-    def backward(self, original: Callable[[Any], None], tensors: Any) -> None:
-        """Differentiates losses with `original`, PyTorch's own function."""
 
-    @abstractmethod
-    def differentiate(
-        self,
-        fn: Callable[..., tuple[Any, Any]],
-        variables: Sequence[keras.Variable],
-        tensors: Sequence[torch.Tensor],
-        is_nested: bool,
-    ) -> Differentiated:
-        """Does what a backend's `differentiate` does."""
-
-    @abstractmethod
-    def zero_grad(self, variables: Sequence[keras.Variable]) -> None:
-        """Clears the gradients of variables."""
-
-
-def weighing_replica() -> WeighsLosses | None:
+def weighing_replica() -> Any:
     """Returns the replica of this thread's step, if it weighs losses."""
     replica = getattr(current_step(), "replica", None)
     return replica if isinstance(replica, WeighsLosses) else None
 
 
-def differentiating() -> WeighsLosses | None:
+def differentiating() -> Any:
     """Returns the replica of this thread's step or function, if its gradients
     may be sums already."""
     replica = getattr(current_replica(), "replica", None)

@@ -31,6 +31,9 @@ from keras_dist.plugin.heartbeats import lost_error
 from keras_dist.plugin.messages import Messages
 from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.workers import Workers
+from keras_dist_torch.flat import bytes_of
+from keras_dist_torch.flat import split_as
+from keras_dist_torch.flat import tensors_of
 from keras_dist_torch.stores import StoreBoard
 from keras_dist_torch.stores import connect
 from keras_dist_torch.stores import open_store
@@ -304,20 +307,21 @@ class TorchWorkers(Workers):
         return arrived
 
     def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
-        packed = _bytes_of(self._sendable(tensors))
+        packed = bytes_of(self._sendable(tensors))
         outputs = [
             torch.empty_like(packed) for _ in range(self.cluster.num_workers)
         ]
         if packed.numel():
-            self._gather_bytes(outputs, packed)
-        return [_tensors_of(each, tensors) for each in outputs]
+            with self.named():
+                self._wait(self.group.allgather([outputs], [packed]))
+        return [tensors_of(each, tensors) for each in outputs]
 
     def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
-        packed = _bytes_of(self._sendable(tensors))
+        packed = bytes_of(self._sendable(tensors))
         if packed.numel():
             with self.named():
                 self._wait(self.group.broadcast([packed]))
-        return _tensors_of(packed, tensors)
+        return tensors_of(packed, tensors)
 
     def leave(self, reason: str, failed: bool) -> None:
         # What was sent last may not have arrived yet.
@@ -355,12 +359,6 @@ class TorchWorkers(Workers):
         )
         return lost_error(self.cluster, who)
 
-    def _gather_bytes(
-        self, outputs: list[torch.Tensor], packed: torch.Tensor
-    ) -> None:
-        with self.named():
-            self._wait(self.group.allgather([outputs], [packed]))
-
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Returns tensors of one dtype as a flat one to sum, and the flag."""
@@ -373,12 +371,8 @@ def _like(
     flat: torch.Tensor, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Undoes `_flat` after the sum."""
-    sizes = [tensor.numel() for tensor in tensors]
-    parts = flat.to(tensors[0].dtype).split([*sizes, 1])
-    return [
-        part.reshape(tensor.shape)
-        for part, tensor in zip(parts, tensors, strict=False)
-    ]
+    flat = flat.to(tensors[0].dtype)
+    return split_as(flat, [tensor.shape for tensor in tensors])[:-1]
 
 
 def check_alone() -> None:
@@ -394,30 +388,6 @@ def check_alone() -> None:
             "workers are. Start the workers with torchrun, `keras-dist run`, "
             "SLURM or MPI, set TF_CONFIG, or pass a `cluster_resolver`."
         )
-
-
-def _bytes_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Packs the bytes of tensors of any dtypes into one tensor."""
-    return torch.cat(
-        [
-            tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-            for tensor in tensors
-            if tensor.numel()
-        ]
-        or [torch.empty(0, dtype=torch.uint8)]
-    )
-
-
-def _tensors_of(
-    packed: torch.Tensor, like: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
-    """Unpacks `_bytes_of` into tensors of the shapes and dtypes of `like`."""
-    parts = packed.split([tensor.nbytes for tensor in like])
-    return [
-        # A copy, because its bytes may begin where its dtype is not aligned.
-        part.clone().view(tensor.dtype).reshape(tensor.shape)
-        for part, tensor in zip(parts, like, strict=True)
-    ]
 
 
 def _has_nccl() -> bool:

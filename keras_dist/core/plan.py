@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from keras_dist.core.device import Device
+from keras_dist.core.storage import Storage
 from keras_dist.core.variable_layouts import VariableLayouts
 
 
@@ -157,10 +158,6 @@ class Plan:
         return text
 
 
-# The attribute of a variable with its device.
-_ATTRIBUTE = "_keras_dist_owner"
-
-
 class Owners:
     """The device of each single-copy variable, balanced by bytes.
 
@@ -174,8 +171,7 @@ class Owners:
 
     def of(self, variable: keras.Variable) -> Device:
         """Returns a variable's device; the first one until it has a shape."""
-        attributes: dict[str, Any] = vars(variable)
-        device: Device | None = attributes.get(_ATTRIBUTE)
+        device: Device | None = Storage.of(variable).owner
         if device in self._num_bytes:
             return device
         first = next(iter(self._num_bytes))
@@ -186,7 +182,7 @@ class Owners:
         return self._give(variable, device)
 
     def _give(self, variable: keras.Variable, device: Device) -> Device:
-        vars(variable)[_ATTRIBUTE] = device
+        Storage.of(variable).owner = device
         self._num_bytes[device] += num_bytes(variable)
         return device
 

@@ -27,7 +27,7 @@ KNOWN = {
     # A connection that was closed, so that JAX does not close it once more.
     "distributed.global_state.client",
     # The process group that a mesh is made of, which Keras must not see.
-    "GroupMember.WORLD",
+    "GroupMember.['WORLD']",
 }
 
 

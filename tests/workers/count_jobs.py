@@ -374,23 +374,15 @@ def listening():
     return found
 
 
-def where_the_chief_has_gpus():
-    """The process group, and a sum, if the chief's host alone has a GPU."""
+def group_with(means):
+    """The process group, and a sum, of workers with some GPUs."""
     from keras_dist_torch import workers
 
-    own = os.environ["KERAS_DIST_WORKER_INDEX"] == "0"
+    is_shared = means == "shared gpu"
+    own = is_shared or os.environ["KERAS_DIST_WORKER_INDEX"] == "0"
     workers._has_nccl = lambda: own
-    strategy = keras_dist.MultiWorkerMirroredStrategy()
-    group = get_backend()._workers.group
-    return type(group).__name__, float(strategy.reduce("SUM", 1.0, axis=None))
-
-
-def where_workers_share_a_gpu():
-    """The process group, and a sum, if all workers see the same GPU."""
-    from keras_dist_torch import workers
-
-    workers._has_nccl = lambda: True
-    workers.own_gpus = lambda: ["GPU-1"]
+    if is_shared:
+        workers.own_gpus = lambda: ["GPU-1"]
     strategy = keras_dist.MultiWorkerMirroredStrategy()
     group = get_backend()._workers.group
     return type(group).__name__, float(strategy.reduce("SUM", 1.0, axis=None))

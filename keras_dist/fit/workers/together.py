@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_dist.core.storage import Storage
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
@@ -22,8 +23,6 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.workers import Workers
 
-# A variable's number among those that all workers have got from the chief.
-_TAKEN = "_keras_dist_taken"
 _UNKNOWN = -1  # in place of a hash
 # What the names of files and folders begin with that are being written.
 UNFINISHED = ".unfinished-"
@@ -61,7 +60,8 @@ def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     return [
         variable
         for variable in variables
-        if _TAKEN not in vars(variable) and keras_internals.has_value(variable)
+        if Storage.of(variable).number is None
+        and keras_internals.has_value(variable)
     ]
 
 
@@ -79,9 +79,10 @@ def take_chiefs_values(
     code = _code_of(values)
     codes = check_alike(chosen, workers, code)
     for variable in chosen:
-        if _TAKEN not in vars(variable):
+        storage = Storage.of(variable)
+        if storage.number is None:
             workers.num_taken += 1
-            setattr(variable, _TAKEN, workers.num_taken)
+            storage.number = workers.num_taken
     if len(set(codes)) == 1 and codes[0] != _UNKNOWN:
         return
     values = workers.broadcast(values)
@@ -157,7 +158,8 @@ def check_alike(
 ) -> list[int]:
     """Compares the variables of all workers; returns the number of each."""
     described = [
-        [v.path, list(v.shape), v.dtype, vars(v).get(_TAKEN)] for v in variables
+        [v.path, list(v.shape), v.dtype, Storage.of(v).number]
+        for v in variables
     ]
     code = zlib.crc32(repr([each[1:] for each in described]).encode())
     everyone = workers.concatenate_numbers([len(variables), code, number])

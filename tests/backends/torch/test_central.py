@@ -4,14 +4,12 @@ PyTorch has one CPU. Here devices of different names count as apart, so that
 what is sent is really copied.
 """
 
-import gc
 import threading
 
 import keras
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import keras_dist
@@ -21,6 +19,7 @@ from parity import cases
 from parity.harness import assert_same
 from parity.harness import central
 from parity.harness import plain
+from parity.harness import set_initial_weights
 from parity.harness import strategy
 from parity.harness import train
 
@@ -271,21 +270,8 @@ def test_a_loop_of_ones_own_moves_as_little(traffic_of):
     assert traffic.single == []
 
 
-def live_bytes():
-    """Bytes of all tensors alive, each storage once."""
-    gc.collect()
-    storages = {
-        storage_of(o): o.untyped_storage().nbytes()
-        for o in gc.get_objects()
-        if issubclass(type(o), torch.Tensor)
-        and not issubclass(type(o), FakeTensor)
-        and o.device.type == "cpu"
-    }
-    return sum(storages.values())
-
-
 @pytest.mark.parametrize("num_replicas", [1, 2, 4])
-def test_memory(num_replicas):
+def test_memory(live_bytes, num_replicas):
     before = live_bytes()
     within = []
 
@@ -410,15 +396,7 @@ def test_saving_and_loading(tmp_path):
 
 
 def test_two_updates_in_a_step_read_what_the_first_has_written():
-    class TwoUpdates(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first = keras.layers.Dense(3)
-            self.second = keras.layers.Dense(1)
-
-        def call(self, inputs):
-            return self.second(self.first(inputs))
-
+    class TwoUpdates(keras.Sequential):
         def train_step(self, data):
             x, _ = data
             for _ in range(2):
@@ -432,12 +410,10 @@ def test_two_updates_in_a_step_read_what_the_first_has_written():
             return {"loss": loss.detach()}
 
     def trained():
-        model = TwoUpdates()
-        model(X[:1])
-        model.set_weights(
-            [np.full(w.shape, 0.1, "float32") for w in model.weights]
+        model = TwoUpdates(
+            [keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)]
         )
-        model.compile(keras.optimizers.SGD(0.1))
+        set_initial_weights(model).compile(keras.optimizers.SGD(0.1))
         model.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
         return model.get_weights()
 

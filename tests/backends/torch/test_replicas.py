@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 import keras_dist
 from keras_dist.plugin import threads
+from parity.harness import set_initial_weights
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 6)).astype("float32")
@@ -178,22 +178,8 @@ def test_steps_leave_no_tensors_behind():
     assert uncollected <= 20 * 20 + 3 * plain
 
 
-def live_bytes():
-    """Bytes of all tensors alive, each storage once."""
-    gc.collect()
-    storages = {
-        o.untyped_storage().data_ptr(): o.untyped_storage().nbytes()
-        for o in gc.get_objects()
-        if issubclass(type(o), torch.Tensor)
-        # What the compiler keeps has no memory.
-        and not issubclass(type(o), FakeTensor)
-        and o.device.type == "cpu"
-    }
-    return sum(storages.values())
-
-
 @pytest.mark.parametrize("num_replicas", [1, 4])
-def test_memory_is_that_of_one_copy(num_replicas):
+def test_memory_is_that_of_one_copy(live_bytes, num_replicas):
     """All virtual CPU devices are one device: they share the variables."""
     before = live_bytes()
     with strategy_of(num_replicas).scope():
@@ -219,71 +205,48 @@ def test_memory_is_that_of_one_copy(num_replicas):
 def test_gradients_left_by_another_loss_are_cleared():
     """As in a GAN: the generator's loss leaves gradients on the other."""
 
-    class TwoLosses(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.first = keras.layers.Dense(3)
-            self.second = keras.layers.Dense(1)
-
-        def call(self, inputs):
-            return self.second(self.first(inputs))
-
+    class TwoLosses(keras.Sequential):
         def train_step(self, data):
-            x, y = data
-            self.second.zero_grad()
-            loss = keras.ops.mean(self(x) ** 2)
-            loss.backward()  # leaves gradients on `first` too
-            with torch.no_grad():
-                self.optimizer.apply(
-                    [v.value.grad for v in self.second.trainable_variables],
-                    self.second.trainable_variables,
-                )
-            self.first.zero_grad()
-            loss = keras.ops.mean(keras.ops.abs(self(x)))
-            loss.backward()
-            with torch.no_grad():
-                self.first_optimizer.apply(
-                    [v.value.grad for v in self.first.trainable_variables],
-                    self.first.trainable_variables,
-                )
+            first, second = self.layers
+            for layer, optimizer, loss_fn in (
+                # Leaves gradients on the first layer too.
+                (second, self.optimizer, keras.ops.square),
+                (first, self.first_optimizer, keras.ops.abs),
+            ):
+                layer.zero_grad()
+                loss = keras.ops.mean(loss_fn(self(data[0])))
+                loss.backward()
+                weights = layer.trainable_variables
+                with torch.no_grad():
+                    optimizer.apply([v.value.grad for v in weights], weights)
             return {"loss": loss.detach()}
 
-    def train(model):
-        keras.utils.set_random_seed(1)
-        model(X[:1])
-        model.set_weights(
-            [np.full(w.shape, 0.1, "float32") for w in model.weights]
+    def train():
+        model = TwoLosses(
+            [keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)]
         )
-        model.compile(keras.optimizers.SGD(0.1))
-        model.optimizer.build(model.second.trainable_variables)
+        set_initial_weights(model).compile(keras.optimizers.SGD(0.1))
+        model.optimizer.build(model.layers[1].trainable_variables)
         model.first_optimizer = keras.optimizers.Adam(0.1)
         model.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
         return model.get_weights()
 
-    expected = train(TwoLosses())
+    expected = train()
     with strategy_of(3).scope():
-        model = TwoLosses()
-        actual = train(model)
+        actual = train()
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_a_branch_on_the_rows_of_a_replica_is_named():
-    class Divergent(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
+    class Divergent(keras.Sequential):
         def train_step(self, data):
             if float(data[0][0, 0]) == 1.0:
                 return {"loss": keras.ops.zeros(())}
             return super().train_step(data)
 
     with strategy_of(2).scope():
-        model = Divergent()
+        model = Divergent([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.array([[0.0], [1.0]], "float32")
     with pytest.raises(

@@ -27,19 +27,20 @@ def counted():
     )
 
 
-@pytest.mark.parametrize("kind", ["loss", "none", "adding"])
-def test_metrics_travel_with_the_only_bucket(counted, kind):
+@pytest.mark.parametrize(
+    ("kind", "gathers"),
+    [
+        *(("loss", 0), ("none", 0), ("adding", 0)),
+        # Rows do not fit, and no metric is sent in 16 bits.
+        *(("others", STEPS), ("bfloat16", STEPS)),
+    ],
+)
+def test_metrics_travel_with_the_only_bucket_if_they_fit(
+    counted, kind, gathers
+):
     for worker in counted:
         assert worker[kind]["sums"] == STEPS
-        assert worker[kind]["gathers"] == 0
-
-
-@pytest.mark.parametrize("kind", ["others", "bfloat16"])
-def test_one_bucket_and_one_exchange_a_step(counted, kind):
-    """Rows do not fit, and no metric is sent in 16 bits."""
-    for worker in counted:
-        assert worker[kind]["sums"] == STEPS
-        assert worker[kind]["gathers"] == STEPS
+        assert worker[kind]["gathers"] == gathers
 
 
 @pytest.mark.parametrize(
@@ -177,20 +178,11 @@ def test_nccl_without_gpus_is_refused():
     assert "NCCL needs GPUs" in done.stdout
 
 
-def test_nccl_takes_gpus_on_every_worker():
+@pytest.mark.parametrize("means", ["gpu of the chief", "shared gpu"])
+def test_gloo_where_nccl_would_refuse(means):
+    """It needs a GPU on every worker, and each its own."""
     found = keras_dist.launch(
-        count_jobs.where_the_chief_has_gpus, workers=2, devices=1, timeout=200
-    )
-    assert found == [("ProcessGroupGloo", 2.0)] * 2
-
-
-def test_workers_that_share_a_gpu_use_gloo():
-    """NCCL would refuse them when the first value is sent."""
-    found = keras_dist.launch(
-        count_jobs.where_workers_share_a_gpu,
-        workers=2,
-        devices=1,
-        timeout=200,
+        count_jobs.group_with, (means,), workers=2, devices=1, timeout=200
     )
     assert found == [("ProcessGroupGloo", 2.0)] * 2
 
