@@ -243,23 +243,6 @@ def test_a_dataset_of_an_array(strategy, one):
         assert rows == [1.0] * 10
 
 
-# compat.v1: make_dataset_iterator, whose batches are global.
-def test_an_iterator_of_a_dataset(strategy, one):
-    iterator = strategy.make_dataset_iterator(Range(4, 2))
-    iterator.initialize()
-    results = [
-        shown(strategy.experimental_run(lambda rows: rows * 2, iterator))
-        for _ in range(2)
-    ]
-    assert results == [[[0], [2]], [[4], [6]]]
-    iterator.initialize()
-    assert shown(iterator.get_next()) == [[0], [1]]
-
-    iterator = one.make_dataset_iterator(Range(4, 2))
-    iterator.initialize()
-    assert shown(iterator.get_next()) == [[0, 1]]
-
-
 # compat.v1: make_input_fn_iterator, which only supports PER_WORKER.
 @pytest.mark.parametrize(
     "mode", [(), (keras_dist.InputReplicationMode.PER_WORKER,)]
@@ -279,10 +262,3 @@ def test_an_iterator_of_an_input_function(strategy, mode):
         lambda rows: rows + 1, args=(iterator.get_next(),)
     )
     assert shown(results) == [[[[2.0]]] * 2] * 2
-
-
-# compat.v1: update_config_proto returns the configuration.
-def test_a_configuration_comes_back(strategy, one):
-    config = {"inter_op_parallelism_threads": 1}
-    assert strategy.update_config_proto(config) == config
-    assert one.update_config_proto(config) == config

@@ -7,6 +7,7 @@ import pytest
 import keras_dist
 from functions.helpers import TRACES
 from functions.helpers import Classifier
+from functions.helpers import Unhashable
 from functions.helpers import X
 from functions.helpers import Y
 from functions.helpers import array
@@ -131,14 +132,9 @@ def test_in_a_replica_function_it_is_refused():
         strategy.run(step)
 
 
-class Options:
-    """Two of them are equal if they say the same; they have no hash."""
-
-    def __eq__(self, other):
-        return True
-
-
-@pytest.mark.parametrize("make", [lambda: {1}, Options, lambda: bytearray(2)])
+@pytest.mark.parametrize(
+    "make", [lambda: {1}, Unhashable, lambda: bytearray(2)]
+)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_batch_without_a_hash_is_refused_by_name(number, num_replicas, make):

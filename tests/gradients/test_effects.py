@@ -86,17 +86,6 @@ def test_a_layer_that_is_built_late():
     np.testing.assert_allclose(array(grads[0])[:, 0], X.sum(axis=0))
 
 
-def test_moving_statistics():
-    layer = keras.layers.BatchNormalization(momentum=0.5)
-    layer.build((None, 2))
-    keras_dist.gradient(
-        lambda: ops.sum(ops.square(layer(X, training=True))),
-        layer.trainable_variables,
-    )
-    mean = array(layer.moving_mean)
-    np.testing.assert_allclose(mean, X.mean(axis=0) / 2, rtol=1e-5)
-
-
 def test_seeds_move_on():
     layer = keras.layers.Dropout(0.5, seed=1)
     v = keras.Variable(np.ones((8, 8), "float32"))
