@@ -115,6 +115,15 @@ def test_results_that_cannot_be_stacked_say_so():
         keras_dist.scan_steps(lambda x: x * 2, iterator, 2)
 
 
+@pytest.mark.parametrize("other", [None, [1.0], (1.0, 2.0)])
+def test_results_of_other_structures_say_so(other):
+    iterator = iter([(np.ones(2), "a"), (np.ones(2), "b")])
+    with pytest.raises(ValueError, match="Steps returned different"):
+        keras_dist.scan_steps(
+            lambda x, name: (x,) if name == "a" else other, iterator, 2
+        )
+
+
 @pytest.mark.parametrize("steps", [0, -1, 2.0, True])
 def test_steps_are_a_positive_number(steps):
     with pytest.raises(ValueError, match="positive integer"):
