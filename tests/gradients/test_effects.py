@@ -44,16 +44,6 @@ def test_assignments_of_nested_functions_count_once():
     assert float(array(count)) == 2.0
 
 
-def test_a_metric_is_updated_once():
-    v, metric = keras.Variable(2.0), keras.metrics.Mean()
-    for _ in range(2):
-        keras_dist.gradient(
-            lambda: (metric.update_state(v * 2.0), v * v)[1], [v]
-        )
-    assert float(metric.result()) == 4.0
-    assert float(array(metric.count)) == 2.0
-
-
 def test_a_metric_that_makes_its_state_late():
     model = keras.layers.Dense(3)
     model.build((None, 2))

@@ -85,17 +85,6 @@ def test_derivatives_of_derivatives():
     assert float(third) == 6.0
 
 
-def test_second_derivative_by_a_variable():
-    v = keras.Variable(2.0)
-
-    def slope():
-        value, grad = keras_dist.value_and_grad(lambda: v * v * v, v)
-        return grad + value
-
-    value, grad = keras_dist.value_and_grad(slope, v)
-    assert (float(value), float(grad)) == (20.0, 24.0)
-
-
 def test_a_variable_that_is_not_trainable():
     v = keras.Variable(3.0, trainable=False)
     w = keras.Variable(2.0)

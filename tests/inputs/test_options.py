@@ -8,17 +8,9 @@ from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
-from keras_dist.core.options import RunOptions
 from keras_dist.core.options import check_input_options
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
-
-
-def test_replication_mode_has_string_values():
-    assert [mode.value for mode in InputReplicationMode] == [
-        "PER_WORKER",
-        "PER_REPLICA",
-    ]
 
 
 def test_input_options_are_a_named_tuple():
@@ -71,11 +63,6 @@ def test_options_that_fit():
     assert checked.experimental_replication_mode is PER_REPLICA
     with pytest.raises(TypeError, match="Received: {} of type dict"):
         check_input_options({})
-
-
-def test_run_options():
-    assert RunOptions() == (True, False, None)
-    assert RunOptions(experimental_xla_options=1).experimental_xla_options == 1
 
 
 def test_communication_options():
