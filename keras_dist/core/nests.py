@@ -136,7 +136,7 @@ def regroup(
                 return variable
         return wrap([*map(own, leaves, itertools.count())])
 
-    return _regroup(list(nests), join, "result")
+    return joined(nests, join)
 
 
 def always(leaf: Any) -> bool:
@@ -153,25 +153,29 @@ def _of_one(nest: Any, own: Callable[[Any, int], Any]) -> Any:
     return pack(nest, after)
 
 
-def _regroup(
-    nests: list[Any], join: Callable[[list[Any]], Any], path: str
+def joined(
+    nests: Sequence[Any],
+    join: Callable[[list[Any]], Any],
+    of: str = "replica",
+    path: str = "result",
 ) -> Any:
+    """Calls `join` with each leaf of nests of one structure, and packs that."""
     first, shape = nests[0], _shape(nests[0])
     for index, nest in enumerate(nests):
         if nest is not first and _shape(nest) != shape:
             raise ValueError(
-                "Replicas returned different structures. Received at "
-                f"`{path}`: {_described(first)} from replica 0, "
-                f"{_described(nest)} from replica {index}. Expected: the same "
-                "lists, tuples and keys on each replica."
+                f"{of.capitalize()}s returned different structures. Received "
+                f"at `{path}`: {_described(first)} from {of} 0, "
+                f"{_described(nest)} from {of} {index}. Expected: the same "
+                f"lists, tuples and keys from each {of}."
             )
     keys = keys_of(first)
     if keys is None:
-        return join(nests)
+        return join(list(nests))
     items = {}
     for key in keys:
         each = [nest[key] for nest in nests]
-        items[key] = _regroup(each, join, f"{path}[{key!r}]")
+        items[key] = joined(each, join, of, f"{path}[{key!r}]")
     return _like(first, items)
 
 

@@ -1,11 +1,13 @@
 """Options of input and of `run`, and the contexts of user functions."""
 
 import enum
+from dataclasses import dataclass
 from typing import Any
 from typing import NamedTuple
 from typing import Self
 
 
+@dataclass(frozen=True, repr=False)
 class InputContext:
     """The input pipeline that a dataset function is called for.
 
@@ -26,30 +28,9 @@ class InputContext:
     keras_dist.InputContext(input pipeline id 1, total: 2)
     """
 
-    def __init__(
-        self,
-        num_input_pipelines: int = 1,
-        input_pipeline_id: int = 0,
-        num_replicas_in_sync: int = 1,
-    ) -> None:
-        self._num_input_pipelines = num_input_pipelines
-        self._input_pipeline_id = input_pipeline_id
-        self._num_replicas_in_sync = num_replicas_in_sync
-
-    @property
-    def num_input_pipelines(self) -> int:
-        """Number of pipelines that read data."""
-        return self._num_input_pipelines
-
-    @property
-    def input_pipeline_id(self) -> int:
-        """Position of this pipeline among all, from 0."""
-        return self._input_pipeline_id
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas that all pipelines feed together."""
-        return self._num_replicas_in_sync
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns one replica's part of a global batch size.
@@ -70,21 +51,21 @@ class InputContext:
         >>> context.get_per_replica_batch_size(12)
         2
         """
-        size, left = divmod(global_batch_size, self._num_replicas_in_sync)
+        size, left = divmod(global_batch_size, self.num_replicas_in_sync)
         if left:
             raise ValueError(
                 "The global batch size can't be divided evenly. Received: "
                 f"global_batch_size={global_batch_size} with "
-                f"{self._num_replicas_in_sync} replicas. Expected: a multiple "
-                f"of {self._num_replicas_in_sync}, such as "
-                f"{global_batch_size - left + self._num_replicas_in_sync}."
+                f"{self.num_replicas_in_sync} replicas. Expected: a multiple "
+                f"of {self.num_replicas_in_sync}, such as "
+                f"{global_batch_size - left + self.num_replicas_in_sync}."
             )
         return size
 
     def __repr__(self) -> str:
         return (
             "keras_dist.InputContext(input pipeline id "
-            f"{self._input_pipeline_id}, total: {self._num_input_pipelines})"
+            f"{self.input_pipeline_id}, total: {self.num_input_pipelines})"
         )
 
 
@@ -213,6 +194,7 @@ class RunOptions(NamedTuple):
     experimental_xla_options: Any = None
 
 
+@dataclass(frozen=True, repr=False)
 class ValueContext:
     """The replica that a function makes a value for.
 
@@ -229,27 +211,14 @@ class ValueContext:
     keras_dist.ValueContext(replica id 1, total replicas in sync: 2)
     """
 
-    def __init__(
-        self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1
-    ) -> None:
-        self._replica_id_in_sync_group = replica_id_in_sync_group
-        self._num_replicas_in_sync = num_replicas_in_sync
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        """Index of the replica, from 0."""
-        return self._replica_id_in_sync_group
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Number of replicas."""
-        return self._num_replicas_in_sync
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
 
     def __repr__(self) -> str:
         return (
             "keras_dist.ValueContext(replica id "
-            f"{self._replica_id_in_sync_group}, total replicas in sync: "
-            f"{self._num_replicas_in_sync})"
+            f"{self.replica_id_in_sync_group}, total replicas in sync: "
+            f"{self.num_replicas_in_sync})"
         )
 
 

@@ -96,13 +96,6 @@ _NAME_COUNTS = "object_name_uids"
 _COMPILATION = "keras_dist_compilation"
 _LAYER_CALL = inspect.unwrap(keras.Layer.__call__).__code__
 
-# Names of Keras that other modules import from here.
-__all__ = [
-    "Saveable",
-    "in_tf_graph",
-    "losses",
-]
-
 
 def refuse_nnx_mode() -> None:
     """Refuses a mode of Keras that keras_dist does not support."""

@@ -112,23 +112,22 @@ def _joined(
     results: Sequence[Any],
     join: Callable[[list[Any]], Any],
 ) -> Any:
-    structures = [_structure(result) for result in results]
-    if any(structure != structures[0] for structure in structures):
-        raise ValueError(
-            "The results of steps in one call are stacked, so they must have "
-            f"the same structure. Received: {structures}. Return the same "
-            "lists, tuples and keys from each step."
-        )
-    columns = zip(*[nests.leaves_of(result) for result in results], strict=True)
-    joined = [_column(strategy, list(each), join) for each in columns]
-    return nests.pack(results[0], joined)
+    return nests.joined(
+        results, lambda leaves: _column(strategy, leaves, join), "step"
+    )
 
 
 def _column(
     strategy: RunsReplicas, leaves: list[Any], join: Callable[[list[Any]], Any]
 ) -> Any:
-    if all(leaf is None for leaf in leaves):
+    absent = [leaf is None for leaf in leaves]
+    if all(absent):
         return None
+    if any(absent):
+        raise ValueError(
+            "Steps returned different structures. Received: `None` from some "
+            "of them. Expected: a value from each step, or from none."
+        )
     if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
         return _tensor(leaves, join)
     each = [strategy.experimental_local_results(leaf) for leaf in leaves]
@@ -151,14 +150,6 @@ def _tensor(leaves: list[Any], join: Callable[[list[Any]], Any]) -> Any:
             "or means, or drop the last, partial batch."
         )
     return join(tensors)
-
-
-def _structure(nest: Any) -> Any:
-    if isinstance(nest, Mapping):
-        return {key: _structure(nest[key]) for key in nest}
-    if isinstance(nest, (list, tuple)):
-        return [_structure(item) for item in nest]
-    return None if nest is None else "value"
 
 
 def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:

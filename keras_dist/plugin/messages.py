@@ -76,7 +76,12 @@ class Messages:
             raise
         with self._connected():
             board.write(own, _DONE + text)
-            texts = self._texts(keys)
+        readings = self._readings(keys)
+        texts, lost = next(readings)
+        while not all(texts):
+            if lost is not None:
+                raise lost
+            texts, lost = next(readings)
         if _FAILED in texts:
             raise could_not(texts.index(_FAILED), what)
         return [each.removeprefix(_DONE) for each in texts]
@@ -108,13 +113,11 @@ class Messages:
             ReplicaDivergenceError: If the chief waits for this worker.
             WorkerLostError: If the chief is lost, or says nothing in time.
         """
-        pause, start = _FIRST_PAUSE, time.monotonic()
+        start = time.monotonic()
         ahead = start  # when the chief began to wait for this worker
+        readings = self._readings([f"{_SAID}0"])
         while True:
-            lost = self._lost()
-            # After the check: the chief may say it, and then end.
-            with self._connected():
-                (said,) = self._signs.board.read([f"{_SAID}0"])
+            (said,), lost = next(readings)
             text: str = json.loads(said or "{}").get(name, "")
             if text not in ("", BEGUN):
                 return text
@@ -131,21 +134,11 @@ class Messages:
                     self._cluster,
                     f"worker 0 has not come to {what} for {patience:g} seconds",
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _own(self, what: str) -> list[tuple[str, str]]:
         others = range(1, self._cluster.num_workers)
         own = self._cluster.index
         return [(what if index == own else "", "") for index in others]
-
-    def _lost(self) -> KerasDistError | None:
-        """Returns the error of lost workers, or of those that are apart."""
-        try:
-            self._check(True)
-        except KerasDistError as error:
-            return error
-        return None
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
@@ -154,17 +147,20 @@ class Messages:
         except ConnectionError as error:
             raise lost_error(self._cluster, str(error)) from error
 
-    def _texts(self, keys: Sequence[str]) -> list[str]:
-        """Waits for all texts."""
-        pause = _FIRST_PAUSE
+    def _readings(
+        self, keys: Sequence[str]
+    ) -> Iterator[tuple[list[str], KerasDistError | None]]:
+        """Yields what is written, again and again, and the error of workers
+        that were lost, or apart, before: they may write, and then end."""
+        pause, lost = _FIRST_PAUSE, None
         while True:
-            lost = self._lost()
-            # After the check: a worker may write, and then end.
-            texts = self._signs.board.read(keys)
-            if all(texts):
-                return texts
-            if lost is not None:
-                raise lost
+            try:
+                self._check(True)
+            except KerasDistError as error:
+                lost = error
+            with self._connected():
+                texts = self._signs.board.read(keys)
+            yield texts, lost
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

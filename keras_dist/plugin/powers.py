@@ -17,15 +17,16 @@ from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
 
 
-class ShardsOptimizerState(ABC):
-    """A `Backend` whose executors can shard an optimizer's state."""
+class ShardsVariables(ABC):
+    """A `Backend` whose executors can shard an optimizer's variables, or all
+    large ones."""
 
     # False if a process keeps one shard, not one for each of its devices.
     has_shards_on_devices = True
 
     @abstractmethod
     def sharded_executor(self, plan: Plan) -> Executor:
-        """Creates an executor that shards the variables of optimizers.
+        """Creates an executor that shards what a plan says.
 
         Raises `DeviceError` for a plan that asks for more than a process can.
         """
@@ -35,25 +36,17 @@ class ShardsOptimizerState(ABC):
         optimizer."""
 
 
-class ShardsVariables(ShardsOptimizerState):
-    """A `Backend` whose executors can shard all large variables.
-
-    Its `sharded_executor` does, for a plan with `shards_variables`.
-    """
-
-
 def shards_on_devices(backend: Backend) -> bool:
     """Returns whether a process' devices can each keep their shards."""
     return (
-        isinstance(backend, ShardsOptimizerState)
-        and backend.has_shards_on_devices
+        isinstance(backend, ShardsVariables) and backend.has_shards_on_devices
     )
 
 
 def check_state_shards(optimizer: Any) -> None:
     """Refuses an optimizer whose state the backend can't shard."""
     backend = get_backend()
-    if isinstance(backend, ShardsOptimizerState):
+    if isinstance(backend, ShardsVariables):
         backend.check_optimizer(optimizer)
 
 
@@ -208,7 +201,7 @@ def executor_of(plan: Plan) -> Executor:
     if plan.is_central and not plan.is_one_device:
         return backend.central_executor(plan)
     if plan.shards:
-        assert isinstance(backend, ShardsOptimizerState)
+        assert isinstance(backend, ShardsVariables)
         return backend.sharded_executor(plan)
     return backend.executor(plan)
 
@@ -224,41 +217,19 @@ def check_logical_devices(count: int) -> None:
         )
 
 
-def check_optimizer_state(optimizer_state: str) -> bool:
-    """Returns true for `"sharded"` and false for `"mirrored"`."""
-    return _is_sharded(
-        "optimizer_state",
-        optimizer_state,
-        "an optimizer's variables",
-        ShardsOptimizerState,
-        "'jax' or 'torch'",
-    )
-
-
-def check_variables(variables: str) -> bool:
-    """Returns true for `"sharded"` and false for `"mirrored"`."""
-    return _is_sharded(
-        "variables",
-        variables,
-        "variables",
-        ShardsVariables,
-        "'jax' or 'torch'",
-    )
-
-
-def _is_sharded(
-    argument: str, value: Any, what: str, power: type, backends: str
-) -> bool:
+def is_sharded(argument: str, value: Any) -> bool:
+    """Returns whether an argument of a strategy is `"sharded"`, and refuses
+    it where the backend can't shard."""
     if value not in ("mirrored", "sharded"):
         raise ValueError(
-            f"`{argument}` must say where {what} are. Received: {value!r}. "
+            f"`{argument}` must say where variables are. Received: {value!r}. "
             "Expected: 'mirrored' or 'sharded'."
         )
-    if value == "sharded" and not isinstance(get_backend(), power):
+    if value == "sharded" and not isinstance(get_backend(), ShardsVariables):
         raise ValueError(
-            f"The backend '{keras.backend.backend()}' keeps a copy of {what} "
-            f"on each replica. Received: {argument}='sharded'. Expected: "
-            f"'mirrored', or a backend that can shard them ({backends}), "
-            "chosen with KERAS_BACKEND."
+            f"The backend '{keras.backend.backend()}' keeps a copy of each "
+            f"variable on each replica. Received: {argument}='sharded'. "
+            "Expected: 'mirrored', or a backend that can shard them ('jax' or "
+            "'torch'), chosen with KERAS_BACKEND."
         )
     return bool(value == "sharded")

@@ -126,33 +126,31 @@ class FlightRecorder:
             The words of this worker's call and of the other one's, if they
             differ at a number that both still know; else `None`.
         """
-        words = told.split(" ", 3)
-        if len(words) < 4:
-            return None
-        number, codes = int(words[1]), words[2]
-        first = number - len(codes) // _DIGITS + 1
         with self._lock:
-            if int(words[0]) != self._round:
-                return None
+            number, codes, text = self._heard(told)
+            first = number - len(codes) // _DIGITS + 1
             for entry in self._sure():
                 place = entry.number - first
                 if entry.number > number or place < 0:
                     continue
                 theirs = codes[_DIGITS * place : _DIGITS * (place + 1)]
                 if int(theirs, 16) != entry.code:
-                    return entry.text, words[3]
+                    return entry.text, text
         return None
 
     def ahead_in(self, told: str) -> str:
         """Returns the words of another worker's call, if this one has made
         fewer calls; else an empty string."""
-        words = told.split(" ", 3)
         with self._lock:
-            last = self._entries[-1].number
-            is_ahead = len(words) == 4 and (
-                int(words[0]) == self._round and int(words[1]) > last
-            )
-        return words[3] if is_ahead else ""
+            number, _, text = self._heard(told)
+            return text if number > self._entries[-1].number else ""
+
+    def _heard(self, told: str) -> tuple[int, str, str]:
+        """Parses what `told` returned; the number is -1 for another round."""
+        words = told.split(" ", 3)
+        if len(words) < 4 or int(words[0]) != self._round:
+            return -1, "", ""
+        return int(words[1]), words[2], words[3]
 
 
 def apart(

@@ -94,24 +94,34 @@ def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
     is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
     if is_float and not variable.trainable:
         return combine_all_on_primary(ReduceOp.MEAN, [(variable, values)])[0]
-    executor = variable.distribute_strategy.executor
     if keras_random.is_seed(variable):
-        return executor.mirror(values[0])
-    executor.check_equal(values, lambda: _divergence(variable, values))
-    return executor.mirror(values[0])
-
-
-def _divergence(variable: Any, values: Sequence[Any]) -> Exception:
-    return ReplicaDivergenceError(
+        return variable.distribute_strategy.executor.mirror(values[0])
+    return equal_value(
+        variable,
+        values,
         f"Replicas left different values in variable '{variable.path}', whose "
-        "aggregation is 'none'. Received: "
-        f"{[summary(value) for value in values]}. Expected: the same value on "
-        "each replica. Make the variable with `aggregation='mean'`, 'sum' or "
-        "'only_first_replica'. If each replica should keep its own value, "
-        "use `synchronization='on_read'`."
+        "aggregation is 'none'",
+        "the same value on each replica. Make the variable with "
+        "`aggregation='mean'`, 'sum' or 'only_first_replica'. If each replica "
+        "should keep its own value, use `synchronization='on_read'`.",
     )
 
 
-def summary(value: Any) -> str:
-    """Shows a tensor's numbers in an error, the first and last of many."""
-    return np.array2string(ops.convert_to_numpy(value), threshold=6)
+def equal_value(
+    variable: Any, values: Sequence[Any], problem: str, expected: str
+) -> Any:
+    """Returns what replicas have alike; else raises an error of these words."""
+
+    def error() -> Exception:
+        # Of many numbers, the first and last.
+        shown = [
+            np.array2string(ops.convert_to_numpy(value), threshold=6)
+            for value in values
+        ]
+        return ReplicaDivergenceError(
+            f"{problem}. Received: {shown}. Expected: {expected}"
+        )
+
+    executor = variable.distribute_strategy.executor
+    executor.check_equal(values, error)
+    return executor.mirror(values[0])

@@ -171,30 +171,26 @@ def _check_place(name: str) -> None:
 
 
 def _check_size(size: Any) -> None:
-    shape, dtype = getattr(size, "shape", ()), getattr(size, "dtype", None)
-    if len(shape):
-        raise ValueError(
-            "global_batch_size must be a scalar. Received: "
-            f"{size!r} of shape {tuple(shape)}. Expected: the number of rows "
-            "of the global batch."
-        )
+    dtype = getattr(size, "dtype", None)
     if dtype is None:
         is_integer = isinstance(size, int) and not isinstance(size, bool)
     else:
         name = keras.backend.standardize_dtype(dtype)
         is_integer = keras.backend.is_int_dtype(name)
-    if not is_integer:
-        raise TypeError(
-            f"global_batch_size must be an integer. Received: {size!r} of "
-            f"type {type(size).__name__}. Expected: the number of rows of the "
-            "global batch."
-        )
-    if isinstance(size, (int, np.integer)) and size <= 0:
-        raise ValueError(
-            f"global_batch_size must be positive. Received: {size!r}. "
-            "Expected: the number of rows of the global batch, over all "
-            "replicas."
-        )
+    error: type[Exception] = ValueError
+    if len(getattr(size, "shape", ())):
+        expected = "a scalar"
+    elif not is_integer:
+        error, expected = TypeError, "an integer"
+    elif isinstance(size, (int, np.integer)) and size <= 0:
+        expected = "positive"
+    else:
+        return
+    raise error(
+        f"global_batch_size must be {expected}. Received: {size!r} of type "
+        f"{type(size).__name__}. Expected: the number of rows of the global "
+        "batch, over all replicas."
+    )
 
 
 def _float_dtype(tensor: Any) -> str:

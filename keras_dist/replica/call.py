@@ -14,7 +14,6 @@ from keras_dist.core.components import VariableComponent
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.rows import Share
 from keras_dist.core.values import PerReplica
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
@@ -24,8 +23,8 @@ from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.replica.adoption import check_owner
 from keras_dist.replica.aggregation import aggregate
 from keras_dist.replica.aggregation import agreed_value
+from keras_dist.replica.aggregation import equal_value
 from keras_dist.replica.aggregation import set_all_components
-from keras_dist.replica.aggregation import summary
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.replica_context import ReplicaContext
 from keras_dist.replica.state import ReplicaState
@@ -241,19 +240,15 @@ class CopyCall(ReplicaCall):
         return keras.Variable.assign(variable, written(variable, method, value))
 
     def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
-        def error() -> Exception:
-            each = [summary(value) for value in values]
-            return ReplicaDivergenceError(
-                "An update left different values in the copies of variable "
-                f"'{variable.path}'. Received: {each}. Expected: the same "
-                "value for each copy. First combine the values that you pass "
-                "to the update, with `strategy.extended.reduce_to`. Or make "
-                "the variable with `synchronization='on_read'`."
-            )
-
-        executor = self.strategy.executor
-        executor.check_equal(values, error)
-        return executor.mirror(values[0])
+        return equal_value(
+            variable,
+            values,
+            "An update left different values in the copies of variable "
+            f"'{variable.path}'",
+            "the same value for each copy. First combine the values that you "
+            "pass to the update, with `strategy.extended.reduce_to`. Or make "
+            "the variable with `synchronization='on_read'`.",
+        )
 
 
 class CopyVariable(VariableComponent):

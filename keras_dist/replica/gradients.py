@@ -271,20 +271,18 @@ def _scalar(value: Any) -> Any:
     elif isinstance(value, (np.ndarray, np.generic)):
         value = ops.convert_to_tensor(value)
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is None or dtype is None:
-        raise ValueError(
-            "The function has to return a float scalar to differentiate. "
-            f"Received: {value!r} of type {type(value).__name__}. Return the "
-            "loss. To return anything else too, use has_aux=True."
-        )
-    name = keras.backend.standardize_dtype(dtype)
-    if len(shape) or not keras.backend.is_float_dtype(name):
-        raise ValueError(
-            "The function has to return a float scalar to differentiate. "
-            f"Received: a tensor of shape {tuple(shape)} and dtype '{name}'. "
-            "Reduce it, for instance with keras_dist.compute_average_loss."
-        )
-    return value
+    received = f"{value!r} of type {type(value).__name__}"
+    if shape is not None and dtype is not None:
+        name = keras.backend.standardize_dtype(dtype)
+        if not len(shape) and keras.backend.is_float_dtype(name):
+            return value
+        received = f"a tensor of shape {tuple(shape)} and dtype '{name}'"
+    raise ValueError(
+        "The function has to return a float scalar to differentiate. "
+        f"Received: {received}. Return the loss, reduced for instance with "
+        "keras_dist.compute_average_loss. To return anything else too, use "
+        "has_aux=True."
+    )
 
 
 def with_weighed_gradient(f: Callable[..., Any]) -> Callable[..., Any]:

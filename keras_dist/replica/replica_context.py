@@ -234,18 +234,12 @@ class ReplicaContext:
 
     def _all_reduce_together(self, op: ReduceOp, nest: Any) -> Any:
         """All-reduces a nest with the strategy's `CrossDeviceOps`."""
-        for leaf in nests.leaves_of(nest):
+        named = list(nests.named_leaves(nest))
+        for _, leaf in named:
             refuse_sparse(leaf, "all_reduce")
-        tensors: list[Any] = []
-        paths: list[str] = []
-
-        def collect(leaf: Any, path: str) -> int:
-            tensors.append(ops.convert_to_tensor(leaf))
-            paths.append(path)
-            return len(tensors) - 1
-
-        positions = _each(collect, nest)
-        what = f"all_reduce with {op.name}{','.join(paths)}"
+        tensors = [ops.convert_to_tensor(leaf) for _, leaf in named]
+        paths = ",".join(path and f" of {path}" for path, _ in named)
+        what = f"all_reduce with {op.name}{paths}"
         self._note_traced(what, ", ".join(str(t.shape) for t in tensors))
 
         def combined(everyone: list[Any]) -> list[Any]:
@@ -264,8 +258,7 @@ class ReplicaContext:
             for tensor in tensors
         ]
         totals = self._replica.rendezvous(what, combined, own)
-        results = [*map(tied, tensors, totals)]
-        return nests.map_nest(results.__getitem__, positions)
+        return nests.pack(nest, map(tied, tensors, totals))
 
     def _note_traced(self, what: str, layout: str) -> None:
         """Notes what a program exchanges, for workers to compare."""

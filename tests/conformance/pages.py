@@ -5,7 +5,6 @@ import itertools
 import keras
 
 import keras_dist
-from conformance.helpers import compiled
 from conformance.helpers import local
 
 BACKEND = keras.backend.backend()
@@ -62,14 +61,6 @@ class Range:
             yield keras.ops.convert_to_numpy(
                 keras.ops.arange(start, stop, dtype="int32")
             )
-
-
-def around_run(fn):
-    """`tf.function` as the pages put it around a call of `strategy.run`.
-
-    No other framework compiles a function that calls it.
-    """
-    return compiled(fn) if BACKEND == "tensorflow" else fn
 
 
 def ones_for_ever(context, global_batch_size):

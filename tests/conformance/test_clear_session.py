@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import keras_dist
-from conformance.helpers import ELSEWHERE
 from gradients.helpers import array
 
 X = np.arange(12.0, dtype="float32").reshape(6, 2)
@@ -76,19 +75,6 @@ def test_nothing_is_lost_in_scopes_and_between_fits(make):
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     for own, theirs in zip(weights, expected_weights, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=1e-6)
-
-
-def test_an_open_device_is_still_found():
-    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    scope = strategy.scope()
-    scope.__enter__()
-    with (
-        keras.device(ELSEWHERE),
-        pytest.raises(RuntimeError, match="nesting error"),
-    ):
-        scope.__exit__(None, None, None)
-    scope.__exit__(None, None, None)
-    assert not keras_dist.has_strategy()
 
 
 @pytest.mark.parametrize("synchronization", ["on_read", "auto"])

@@ -4,7 +4,7 @@ import pytest
 
 import keras_dist
 from conformance.contract import contract
-from conformance.helpers import local
+from conformance.helpers import numbers
 from conformance.helpers import tensor
 from conformance.variables import copies
 from conformance.variables import parts
@@ -19,10 +19,6 @@ KINDS = {
 }
 
 
-def _numbers(value):
-    return [part.tolist() for part in local(value)]
-
-
 @pytest.fixture(params=KINDS)
 def ops(request, api):
     return KINDS[request.param](api)
@@ -34,17 +30,17 @@ def test_all_reduce_alike(api, ops, op, expected):
     two = api.MirroredStrategy(DEVICES, cross_device_ops=ops)
     value = parts(two, [2.0, 4.0])
     v = variable(api, two, 0.0)
-    assert _numbers(two.reduce(op, value, axis=None)) == [expected]
-    assert _numbers(two.extended.reduce_to(op, value, v)) == [expected] * 2
+    assert numbers(two.reduce(op, value, axis=None)) == [expected]
+    assert numbers(two.extended.reduce_to(op, value, v)) == [expected] * 2
     pairs = [(value, v), (parts(two, [[1.0], [3.0]]), "cpu:0"), (value, v)]
     one, other, last = two.extended.batch_reduce_to(op, pairs)
-    assert _numbers(one) == _numbers(last) == [expected] * 2
-    assert _numbers(other) == [[4.0 if op == "SUM" else 2.0]]
+    assert numbers(one) == numbers(last) == [expected] * 2
+    assert numbers(other) == [[4.0 if op == "SUM" else 2.0]]
     reduced = two.run(
         lambda x: api.get_replica_context().all_reduce(op, [x, x * 2]),
         args=(value,),
     )
-    assert [_numbers(x) for x in reduced] == [
+    assert [numbers(x) for x in reduced] == [
         [expected] * 2,
         [2 * expected] * 2,
     ]
@@ -54,11 +50,11 @@ def test_all_reduce_alike(api, ops, op, expected):
 def test_all_gather_and_broadcast_alike(api, ops):
     two = api.MirroredStrategy(DEVICES, cross_device_ops=ops)
     rows = parts(two, [[[1.0]], [[2.0]]])
-    assert _numbers(two.gather(rows, axis=0)) == [[[1.0], [2.0]]]
-    assert _numbers(two.gather(rows, axis=1)) == [[[1.0, 2.0]]]
+    assert numbers(two.gather(rows, axis=0)) == [[[1.0], [2.0]]]
+    assert numbers(two.gather(rows, axis=1)) == [[[1.0, 2.0]]]
     v = variable(api, two, 0.0)
     sent = two.extended.broadcast_to(tensor(3.0), v)
-    assert _numbers(sent) == [3.0, 3.0]
+    assert numbers(sent) == [3.0, 3.0]
 
 
 @contract(158)
@@ -67,11 +63,11 @@ def test_all_can_be_called_directly(api, ops, op, expected):
     two = api.MirroredStrategy(DEVICES)
     op = api.ReduceOp[op]
     value = parts(two, [2.0, 4.0])
-    assert _numbers(ops.reduce(op, value, "cpu:1")) == [expected]
-    assert _numbers(ops.reduce(op, value, value)) == [expected] * 2
+    assert numbers(ops.reduce(op, value, "cpu:1")) == [expected]
+    assert numbers(ops.reduce(op, value, value)) == [expected] * 2
     results = ops.batch_reduce(op, [(value, value), (value, value)])
-    assert [_numbers(result) for result in results] == [[expected] * 2] * 2
-    assert _numbers(ops.broadcast(tensor(3.0), value)) == [3.0, 3.0]
+    assert [numbers(result) for result in results] == [[expected] * 2] * 2
+    assert numbers(ops.broadcast(tensor(3.0), value)) == [3.0, 3.0]
 
 
 @contract(158, native=False)
@@ -81,8 +77,8 @@ def test_destinations_may_differ_in_a_batch(api, ops):
     to_all, to_one = ops.batch_reduce(
         api.ReduceOp.SUM, [(value, value), (value, "cpu:0")]
     )
-    assert _numbers(to_all) == [6.0, 6.0]
-    assert _numbers(to_one) == [6.0]
+    assert numbers(to_all) == [6.0, 6.0]
+    assert numbers(to_one) == [6.0]
 
 
 @contract(158)
@@ -107,11 +103,11 @@ def test_nccl_gives_the_same_numbers_without_an_accelerator(api):
         DEVICES, cross_device_ops=api.NcclAllReduce(num_packs=2)
     )
     value = parts(two, [2.0, 4.0])
-    assert _numbers(two.reduce("SUM", value, axis=None)) == [6.0]
+    assert numbers(two.reduce("SUM", value, axis=None)) == [6.0]
     reduced = two.run(
         lambda x: api.get_replica_context().all_reduce("MEAN", x), (value,)
     )
-    assert _numbers(reduced) == [3.0, 3.0]
+    assert numbers(reduced) == [3.0, 3.0]
 
 
 @contract(158)
@@ -121,7 +117,7 @@ def test_the_accumulation_may_be_the_users(api):
         accumulation_fn=lambda values: sum(values) * 10
     )
     value = parts(two, [2.0, 4.0])
-    assert _numbers(ops.reduce(api.ReduceOp.SUM, value, "cpu:0")) == [60.0]
+    assert numbers(ops.reduce(api.ReduceOp.SUM, value, "cpu:0")) == [60.0]
 
 
 def _recording(api):
@@ -164,12 +160,12 @@ def test_operations_of_the_users_own_are_used(api):
     v = variable(api, two, 0.0)
     extended = two.extended
 
-    assert _numbers(two.reduce("SUM", value, axis=None)) == [60.0]
-    assert _numbers(extended.reduce_to("SUM", value, v)) == [60.0, 60.0]
+    assert numbers(two.reduce("SUM", value, axis=None)) == [60.0]
+    assert numbers(extended.reduce_to("SUM", value, v)) == [60.0, 60.0]
     pairs = [(value, v), (value, v)]
     results = extended.batch_reduce_to("SUM", pairs)
-    assert [_numbers(result) for result in results] == [[60.0, 60.0]] * 2
-    assert _numbers(extended.broadcast_to(tensor(1.0), v)) == [10.0, 10.0]
+    assert [numbers(result) for result in results] == [[60.0, 60.0]] * 2
+    assert numbers(extended.broadcast_to(tensor(1.0), v)) == [10.0, 10.0]
     assert ops.calls == ["reduce", "reduce", "batch of 2", "broadcast"]
 
 
@@ -181,7 +177,7 @@ def test_replicas_meet_by_the_users_own_operations(api):
     reduced = two.run(
         lambda x: api.get_replica_context().all_reduce("SUM", [x, x]), (value,)
     )
-    assert [_numbers(x) for x in reduced] == [[60.0, 60.0]] * 2
+    assert [numbers(x) for x in reduced] == [[60.0, 60.0]] * 2
     assert ops.calls == ["batch of 2"]
 
 

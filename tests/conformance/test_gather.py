@@ -39,15 +39,21 @@ def ones(*shapes):
     return lambda i: tensor(np.ones(shapes[i]))
 
 
-@contract(69)
+def assert_gathered(api, strategy, value, axis, expected):
+    """By `gather`, and by `all_gather` on each replica."""
+    count = strategy.num_replicas_in_sync
+    expected = np.asarray(expected).tolist()
+    assert numbers(strategy.gather(value, axis=axis)) == [expected]
+    assert numbers(all_gather(api, strategy, value, axis)) == [expected] * count
+
+
+@contract(69, 81)
 @pytest.mark.parametrize("rows, axis", AXES)
 def test_equal_shapes_are_concatenated(api, strategy, rows, axis):
-    copies = [np.array(rows)] * strategy.num_replicas_in_sync
     value = strategy.run(lambda: tensor(rows))
-    gathered = strategy.gather(value, axis=axis)
-    np.testing.assert_array_equal(
-        to_numpy(gathered), np.concatenate(copies, axis)
-    )
+    copies = [np.array(rows)] * strategy.num_replicas_in_sync
+    expected = np.concatenate(copies, axis)
+    assert_gathered(api, strategy, value, axis, expected)
 
 
 @contract(69)
@@ -61,7 +67,7 @@ def test_gathering_while_compiled(api, strategy):
     assert to_numpy(compiled(fn)()).tolist() == expected
 
 
-@contract(70)
+@contract(70, 81)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_rows_may_differ_along_the_axis(api, mirrored, axis):
     count = mirrored.num_replicas_in_sync
@@ -69,10 +75,9 @@ def test_rows_may_differ_along_the_axis(api, mirrored, axis):
     value = per_replica(
         mirrored, lambda i: tensor(np.full(shape(i + 1), float(i)))
     )
-    expected = [float(i) for i in range(count) for _ in range(i + 1)]
-    gathered = to_numpy(mirrored.gather(value, axis=axis))
-    assert gathered.shape == shape(len(expected))
-    assert gathered.ravel().tolist() == expected
+    flat = [float(i) for i in range(count) for _ in range(i + 1)]
+    expected = np.reshape(flat, shape(len(flat)))
+    assert_gathered(api, mirrored, value, axis, expected)
 
 
 WRONG = {
@@ -153,11 +158,9 @@ def test_scalars_are_refused(api, mirrored):
 @pytest.mark.parametrize("axis", [-1, -2])
 def test_axes_may_be_negative(api, strategy, axis):
     copies = [[[1.0, 2.0]]] * strategy.num_replicas_in_sync
-    expected = np.concatenate(copies, axis).tolist()
     value = strategy.run(lambda: tensor([[1.0, 2.0]]))
-    assert numbers(strategy.gather(value, axis=axis)) == [expected]
-    seen = numbers(all_gather(api, strategy, value, axis))
-    assert seen == [expected] * len(copies)
+    expected = np.concatenate(copies, axis)
+    assert_gathered(api, strategy, value, axis, expected)
 
 
 DTYPES = ["float16", "float32", "int32"]
@@ -214,28 +217,6 @@ def test_a_nest_is_gathered_leaf_by_leaf(api, strategy):
 
 
 @contract(81)
-@pytest.mark.parametrize("rows, axis", AXES)
-def test_all_gather_equal_shapes(api, strategy, rows, axis):
-    count = strategy.num_replicas_in_sync
-    value = strategy.run(lambda: tensor(rows))
-    expected = np.concatenate([np.array(rows)] * count, axis).tolist()
-    assert numbers(all_gather(api, strategy, value, axis)) == [expected] * count
-
-
-@contract(81)
-@pytest.mark.parametrize("axis", [0, 1])
-def test_all_gather_ragged_rows(api, mirrored, axis):
-    count = mirrored.num_replicas_in_sync
-    shape = (lambda n: (n, 1)) if axis == 0 else (lambda n: (1, n))
-    value = per_replica(
-        mirrored, lambda i: tensor(np.full(shape(i + 1), float(i)))
-    )
-    flat = [float(i) for i in range(count) for _ in range(i + 1)]
-    expected = np.reshape(flat, shape(len(flat))).tolist()
-    assert numbers(all_gather(api, mirrored, value, axis)) == [expected] * count
-
-
-@contract(81)
 def test_all_gather_nested_lists(api, mirrored):
     count = mirrored.num_replicas_in_sync
     value = per_replica(mirrored, lambda i: tensor([float(i)]))
@@ -285,25 +266,9 @@ def test_gradient_of_all_gather_of_ragged_rows(api, two):
 
 
 @contract(82)
-def test_gradient_of_all_gather_of_a_nest(api, strategy):
-    first, second = gradients_of_a_nest(api, strategy, [1.0], [2.0])
-    count = strategy.num_replicas_in_sync
-    summed = count * (count + 1) / 2
-    assert numbers(first) == [[summed]] * count
-    assert numbers(second) == [[2 * summed]] * count
-
-
-@contract(82, native=False)
-def test_gradient_of_all_gather_of_several_shapes(api, strategy):
-    first, second = gradients_of_a_nest(api, strategy, [1.0], [[2.0, 3.0]])
-    count = strategy.num_replicas_in_sync
-    summed = count * (count + 1) / 2
-    assert numbers(first) == [[summed]] * count
-    assert numbers(second) == [[[2 * summed, 2 * summed]]] * count
-
-
-def gradients_of_a_nest(api, strategy, first, second):
-    """Gradients of replica r's (r + 1) * (first + 2 * second), gathered."""
+@pytest.mark.parametrize("second", [[2.0], [[2.0, 3.0]]])
+def test_gradient_of_all_gather_of_a_nest(api, strategy, second):
+    """Of replica r's (r + 1) * (first + 2 * second)."""
 
     def fn():
         context = api.get_replica_context()
@@ -316,9 +281,14 @@ def gradients_of_a_nest(api, strategy, first, second):
                 for part, factor in zip(gathered, (1.0, 2.0), strict=True)
             )
 
-        return gradients(loss, [tensor(first), tensor(second)])[1]
+        return gradients(loss, [tensor([1.0]), tensor(second)])[1]
 
-    return strategy.run(fn)
+    seen = strategy.run(fn)
+    count = strategy.num_replicas_in_sync
+    summed = count * (count + 1) / 2
+    assert numbers(seen[0]) == [[summed]] * count
+    expected = np.full(np.shape(second), 2 * summed).tolist()
+    assert numbers(seen[1]) == [expected] * count
 
 
 @contract(83)

@@ -289,29 +289,6 @@ def test_a_mean_over_replicas_of_squares(api, strategy):
     np.testing.assert_allclose(mean, np.mean(squares) + 1)
 
 
-@contract(194, native=False)
-def test_older_iterators(api, two):
-    strategy = api.compat.v1.MirroredStrategy(CPUS[:2])
-    for _ in range(2):
-        iterator = strategy.make_dataset_iterator(batched(count(6), 6))
-        for _ in range(2):
-            iterator.initialize()
-            batch = iterator.get_next()
-            assert np.concatenate(local(batch)).tolist() == [*range(6)]
-            with pytest.raises(StopIteration):
-                iterator.get_next()
-
-
-@contract(194, native=False)
-def test_an_older_iterator_of_a_function(api, two):
-    strategy = api.compat.v1.MirroredStrategy(CPUS[:2])
-    iterator = strategy.make_input_fn_iterator(
-        lambda context: batched(count(4), 2)
-    )
-    iterator.initialize()
-    assert numbers(iterator.get_next()) == [[0.0, 1.0], [2.0, 3.0]]
-
-
 @contract(195, native=False)
 def test_a_dataset_of_arrays(api, strategy):
     rows = strategy.experimental_make_numpy_dataset(np.ones(10, "float32"))

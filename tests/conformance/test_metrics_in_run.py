@@ -11,11 +11,7 @@ from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 from conformance.variables import copies
 from conformance.variables import parts
-
-
-def _shares(strategy, array):
-    """The rows of an array, spread over the replicas in order."""
-    return parts(strategy, np.array_split(array, strategy.num_replicas_in_sync))
+from conformance.variables import shares
 
 
 def _result(metric):
@@ -41,7 +37,7 @@ def test_a_metric_counts_every_row_once(api, strategy):
         metric = keras.metrics.Mean()
     for start in range(0, 10, 2):
         rows = np.arange(start, start + 2, dtype="float32")
-        strategy.run(metric.update_state, (_shares(strategy, rows),))
+        strategy.run(metric.update_state, (shares(strategy, rows),))
     assert _result(metric) == 4.5
 
 
@@ -129,7 +125,7 @@ def test_metrics_are_those_of_all_rows(api, mirrored, name):
         alone.update_state(*arrays)
         mirrored.run(
             metric.update_state,
-            tuple(_shares(mirrored, array) for array in arrays),
+            tuple(shares(mirrored, array) for array in arrays),
         )
     np.testing.assert_allclose(_result(metric), _result(alone), rtol=1e-5)
 
@@ -146,7 +142,7 @@ def test_means_of_a_loss_are_divided_among_the_replicas(
     targets = np.zeros((2 * n, 1), "float32")
     outputs = np.arange(2 * n, dtype="float32").reshape(-1, 1)
     values = mirrored.run(
-        loss, (_shares(mirrored, targets), _shares(mirrored, outputs))
+        loss, (shares(mirrored, targets), shares(mirrored, outputs))
     )
     total = mirrored.reduce("SUM", values, axis=None)
     np.testing.assert_allclose(

@@ -1,7 +1,8 @@
 """The examples of the reference pages, for any backend.
 
-A comment over each test names the page and the member it is shown at.
-`pages.NOT_RUN` lists the others.
+A comment over each test names the pages and the member it is shown at. Examples
+of what `reduce`, `gather` and the methods of logical devices return are in the
+tests of these methods, and `pages.NOT_RUN` lists those that are nowhere.
 """
 
 import keras
@@ -10,256 +11,135 @@ import pytest
 
 import keras_dist
 from conformance.helpers import compiled
+from conformance.helpers import function
 from conformance.helpers import local
-from conformance.helpers import replica_id
 from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 from conformance.pages import DEVICES
 from conformance.pages import PLACES
 from conformance.pages import Range
-from conformance.pages import around_run
+from conformance.pages import ones_for_ever
 from conformance.pages import places
 from conformance.pages import shown
 
+MAKERS = {
+    "mirrored": lambda: keras_dist.MirroredStrategy(DEVICES),
+    "mirrored, v1": lambda: keras_dist.compat.v1.MirroredStrategy(DEVICES),
+    "central": lambda: keras_dist.CentralStorageStrategy(DEVICES, "cpu:3"),
+    "central, experimental": lambda: (
+        keras_dist.experimental.CentralStorageStrategy(DEVICES, "cpu:0")
+    ),
+    "central, v1": lambda: keras_dist.compat.v1.CentralStorageStrategy(DEVICES),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-@pytest.fixture
-def strategy():
-    return keras_dist.MirroredStrategy(DEVICES)
+
+@pytest.fixture(params=MAKERS)
+def strategy(request):
+    return MAKERS[request.param]()
 
 
 @pytest.fixture
 def one():
-    """What `MirroredStrategy()` is on the pages, whose machine has a GPU."""
-    return keras_dist.MirroredStrategy(DEVICES[:1])
+    """What has a single replica on the older pages."""
+    return keras_dist.compat.v1.OneDeviceStrategy(device="cpu:0")
 
 
-# All pages: cluster_resolver of single-worker strategies.
-def test_a_single_worker_has_no_cluster_resolver(strategy, one):
-    assert strategy.cluster_resolver is None
-    assert one.cluster_resolver is None
-    assert keras_dist.OneDeviceStrategy("cpu:0").cluster_resolver is None
+def replica_id():
+    context = keras_dist.get_replica_context()
+    return tensor(context.replica_id_in_sync_group, "int32")
 
 
-# Strategy: experimental_assign_to_logical_device, one logical device each.
-def test_adding_on_logical_device_0(strategy):
-    iterator = iter(strategy.experimental_distribute_dataset(Range(4, 2)))
-
-    def step_fn(inputs):
-        output = keras.ops.add(inputs, inputs)
-        return strategy.experimental_assign_to_logical_device(output, 0)
-
-    assert shown(strategy.run(step_fn, args=(next(iterator),))) == [[0], [2]]
-
-
-# Strategy: experimental_split_to_logical_devices and
-# experimental_replicate_to_logical_devices, one logical device each.
-def test_images_on_logical_devices(strategy):
-    images = np.arange(2 * 4 * 4 * 1, dtype="float32").reshape(2, 4, 4, 1)
-    labels = np.ones((2, 1), "float32")
-    model = keras.Sequential(
-        [keras.layers.Flatten(), keras.layers.Dense(1, use_bias=False)]
-    )
+# CentralStorageStrategy: the class without arguments, and where variables are.
+def test_central_storage_without_arguments():
+    strategy = keras_dist.experimental.CentralStorageStrategy()
+    assert strategy.num_replicas_in_sync == len(keras_dist.list_devices("cpu"))
     with strategy.scope():
-        model.build((None, 4, 4, 1))
-        model.layers[-1].kernel.assign(np.full((16, 1), 0.5, "float32"))
-    dataset = strategy.experimental_distribute_dataset([(images, labels)])
+        v = keras.Variable(1.0)
 
-    def step_fn(inputs):
-        images, labels = inputs
-        images = strategy.experimental_split_to_logical_devices(
-            images, [1, 1, 1, 1]
-        )
-        output = model(images)
-        labels = strategy.experimental_replicate_to_logical_devices(labels)
-        output = strategy.experimental_replicate_to_logical_devices(output)
-        return keras.losses.mean_squared_error(labels, output)
+        @function
+        def train_step(val):
+            return val + 1
 
-    (batch,) = dataset
-    losses = strategy.run(step_fn, args=(batch,))
-    expected = np.square(images.reshape(2, 16).sum(axis=1) / 2 - 1)
-    np.testing.assert_allclose(np.concatenate(local(losses)), expected)
+        batches = strategy.experimental_distribute_dataset(Range(5, 2))
+        results = [strategy.run(train_step, args=(x,)) for x in batches]
+    assert strategy.devices_of(v) == ("cpu:0",)
+    seen = [n for x in results for part in local(x) for n in part.tolist()]
+    assert seen == [1, 2, 3, 4, 5]
 
 
-# Strategy: experimental_split_to_logical_devices, for 8 logical devices.
-def test_a_split_needs_its_logical_devices(strategy):
-    with pytest.raises(ValueError, match="partition_dimensions"):
-        strategy.experimental_split_to_logical_devices(
-            tensor(np.zeros((1, 4, 4, 1))), [1, 2, 4, 1]
-        )
-
-
-VALUE_FUNCTIONS = {
-    "constant": (lambda context: tensor(1.0), (1.0, 1.0)),
-    "by id": (
-        lambda context: np.array([3.0, 2.0, 1.0])[
-            context.replica_id_in_sync_group
-        ],
-        (3.0, 2.0),
-    ),
-    "by number": (lambda context: context.num_replicas_in_sync, (2, 2)),
-}
-
-
-# Strategy and both v2 pages of CentralStorageStrategy:
-# experimental_distribute_values_from_function, examples 1 to 3.
-@pytest.mark.parametrize("name", VALUE_FUNCTIONS)
-def test_values_from_a_function(strategy, one, name):
-    value_fn, expected = VALUE_FUNCTIONS[name]
+# All pages: experimental_distribute_values_from_function, examples 1 to 3.
+@pytest.mark.parametrize(
+    ("value_fn", "expected"),
+    [
+        (lambda context: tensor(1.0), [1.0, 1.0]),
+        (
+            lambda context: np.array([3.0, 2.0, 1.0])[
+                context.replica_id_in_sync_group
+            ],
+            [3.0, 2.0],
+        ),
+        (lambda context: context.num_replicas_in_sync, [2, 2]),
+    ],
+)
+def test_values_from_a_function(strategy, value_fn, expected):
     values = strategy.experimental_distribute_values_from_function(value_fn)
     assert isinstance(values, keras_dist.DistributedValues)
-    local_result = strategy.experimental_local_results(values)
-    assert isinstance(local_result, tuple)
-    assert tuple(to_numpy(x).tolist() for x in local_result) == expected
-
-    values = one.experimental_distribute_values_from_function(value_fn)
-    (only,) = one.experimental_local_results(values)
-    first = 1 if name == "by number" else expected[0]
-    assert to_numpy(only).tolist() == first
+    results = strategy.experimental_local_results(values)
+    assert [to_numpy(x).tolist() for x in results] == expected
 
 
 # The same, example 4: values placed on the devices.
 def test_values_that_are_on_the_devices(strategy):
-    worker_devices = strategy.extended.worker_devices
     multiple_values = []
-    for i in range(strategy.num_replicas_in_sync):
-        with keras.device(worker_devices[i]):
+    for i, name in enumerate(strategy.extended.worker_devices):
+        with keras.device(name):
             multiple_values.append(tensor(float(i)))
-
-    def value_fn(context):
-        return multiple_values[context.replica_id_in_sync_group]
-
-    values = strategy.experimental_distribute_values_from_function(value_fn)
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: multiple_values[context.replica_id_in_sync_group]
+    )
     assert shown(values) == [0.0, 1.0]
     assert [places(x) for x in values.values] == [[name] for name in PLACES]
 
 
-# CentralStorageStrategy v2: gather, both examples.
-def test_gathering_columns(strategy):
-    values = strategy.experimental_distribute_values_from_function(
-        lambda _: tensor([[1], [2]], "int32")
-    )
-    gathered = strategy.gather(values, axis=0)
-    assert to_numpy(gathered).tolist() == [[1], [2], [1], [2]]
-    assert keras.backend.standardize_dtype(gathered.dtype) == "int32"
-
-
-@pytest.mark.parametrize(
-    ("axis", "shape"), [(0, (4, 2, 3)), (1, (1, 8, 3)), (2, (1, 2, 12))]
-)
-def test_gathering_along_each_axis(axis, shape):
-    strategy = keras_dist.MirroredStrategy([f"cpu:{i}" for i in range(4)])
-    single = np.arange(6).reshape(1, 2, 3)
-    values = strategy.experimental_distribute_values_from_function(
-        lambda _: tensor(single, "int32")
-    )
-    gathered = to_numpy(strategy.gather(values, axis=axis))
-    assert gathered.shape == shape
-    np.testing.assert_array_equal(
-        gathered, np.concatenate([single] * 4, axis=axis)
-    )
-
-
-# OneDeviceStrategy and CentralStorageStrategy (compat.v1): reduce.
-def test_a_sum_of_ids_and_where_it_is(strategy):
-    def step_fn():
-        context = keras_dist.get_replica_context()
-        return tensor(context.replica_id_in_sync_group, "int32")
-
-    per_replica_result = strategy.run(step_fn)
-    first, second = strategy.experimental_local_results(per_replica_result)
-    assert [places(first), places(second)] == [[name] for name in PLACES]
-    total = strategy.reduce("SUM", per_replica_result, axis=None)
+# All pages: reduce, and where the ids and their sum are. The older ones: its
+# default axis, and experimental_run without an iterator.
+def test_a_sum_of_ids_and_where_it_is(strategy, one):
+    result = strategy.run(replica_id)
+    results = strategy.experimental_local_results(result)
+    assert [places(each) for each in results] == [[name] for name in PLACES]
+    total = strategy.reduce("SUM", result, axis=None)
     assert to_numpy(total) == 1
-    assert "cpu:0" in places(total)
+    if strategy.extended.parameter_devices[0] == "cpu:0":
+        assert "cpu:0" in places(total)
+    assert shown(strategy.experimental_run(replica_id)) == [0, 1]
+    assert shown(one.experimental_run(replica_id)) == [0]
+    assert to_numpy(one.reduce("SUM", one.run(replica_id))) == 0
+    assert to_numpy(one.reduce("SUM", tensor([1.0, 2.0]))).tolist() == [1, 2]
 
 
-# All pages: reduce, a global batch of 8.
-def test_with_and_without_an_axis(strategy):
-    rows = np.arange(8.0, dtype="float32")
-    shares = np.split(rows, 2)
-    per_replica_result = strategy.run(
-        lambda: tensor(shares[replica_id(keras_dist)])
-    )
-    total = strategy.reduce("sum", per_replica_result, axis=None)
-    assert to_numpy(total).tolist() == [0 + 4, 1 + 5, 2 + 6, 3 + 7]
-    total = strategy.reduce("sum", per_replica_result, axis=0)
-    assert to_numpy(total).tolist() == sum(range(8))
-
-
-# All pages: reduce, a last partial batch of 6.
-def test_a_partial_batch_has_its_own_denominator(strategy):
-    rows = [tensor([0.0, 1.0, 2.0, 3.0]), tensor([4.0, 5.0])]
-    values = strategy.experimental_distribute_values_from_function(
-        lambda context: rows[context.replica_id_in_sync_group]
-    )
-    mean = strategy.reduce(keras_dist.ReduceOp.MEAN, values, axis=0)
-    assert to_numpy(mean).tolist() == 15 / 6
-    with pytest.raises(ValueError, match="axis=0"):
-        strategy.reduce(keras_dist.ReduceOp.MEAN, values, axis=None)
-    means = strategy.run(keras.ops.mean, args=(values,))
-    mean = strategy.reduce(keras_dist.ReduceOp.MEAN, means, axis=None)
-    assert to_numpy(mean).tolist() == (1.5 + 4.5) / 2
-
-
-# All pages: run, example 1.
-def test_running_with_a_constant(strategy, one):
-    tensor_input = tensor(3.0)
-
+# All pages: run, each example.
+def test_running(strategy):
     @compiled
     def replica_fn(value):
         return value * 2.0
 
-    result = strategy.run(replica_fn, args=(tensor_input,))
+    result = strategy.run(replica_fn, args=(tensor(3.0),))
     assert isinstance(result, keras_dist.PerReplica)
     assert shown(result) == [6.0, 6.0]
-    result = one.run(replica_fn, args=(tensor_input,))
-    assert keras.ops.is_tensor(result)
-    assert shown(result) == [6.0]
+    ids = strategy.experimental_distribute_values_from_function(
+        lambda context: tensor(context.replica_id_in_sync_group, "int32")
+    )
+
+    def reduced(value):
+        return keras_dist.get_replica_context().all_reduce("sum", value)
+
+    assert shown(strategy.run(reduced, args=(ids,))) == [1, 1]
 
 
-# All pages: run, example 2.
-def test_running_with_distributed_values(strategy, one):
-    @around_run
-    def run(strategy):
-        def value_fn(value_context):
-            return value_context.num_replicas_in_sync
-
-        distributed_values = (
-            strategy.experimental_distribute_values_from_function(value_fn)
-        )
-
-        def replica_fn2(value):
-            return value * 2
-
-        return strategy.run(replica_fn2, args=(distributed_values,))
-
-    assert set(shown(run(strategy))) == {4}
-    assert shown(run(one)) == [2]
-
-
-# OneDeviceStrategy and CentralStorageStrategy (compat.v1): run, example 3.
-def test_running_to_reduce_over_all(strategy):
-    @around_run
-    def run():
-        def value_fn(value_context):
-            return tensor(value_context.replica_id_in_sync_group, "int32")
-
-        values = strategy.experimental_distribute_values_from_function(value_fn)
-
-        def replica_fn(value):
-            return keras_dist.get_replica_context().all_reduce("sum", value)
-
-        return strategy.run(replica_fn, args=(values,))
-
-    result = run()
-    assert isinstance(result, keras_dist.DistributedValues)
-    assert repr(result).startswith("PerReplica:{\n  0: ")
-    assert shown(result) == [1, 1]
-
-
-# All pages: scope.
-def test_variables_in_and_out_of_scope(strategy):
-    with strategy.scope():
+# MirroredStrategy: scope.
+def test_variables_in_and_out_of_scope():
+    with keras_dist.MirroredStrategy(DEVICES).scope():
         mirrored_variable = keras.Variable(1.0, name="inside")
     assert repr(mirrored_variable) == (
         "MirroredVariable:{\n"
@@ -274,8 +154,11 @@ def test_variables_in_and_out_of_scope(strategy):
     )
 
 
-# All pages: what entering a scope does, and what may be outside of it.
-def test_what_may_be_done_out_of_scope(strategy, tmp_path):
+# All pages: the attributes; what entering a scope does, and what may be outside
+# of it.
+def test_a_model_in_and_out_of_scope(strategy, tmp_path):
+    assert strategy.cluster_resolver is None
+    assert strategy.num_replicas_in_sync == 2
     with strategy.scope():
         assert keras_dist.get_strategy() is strategy
         assert keras_dist.in_cross_replica_context()
@@ -283,9 +166,8 @@ def test_what_may_be_done_out_of_scope(strategy, tmp_path):
         v = keras.Variable(1.0)
     assert keras_dist.get_strategy() is not strategy
     assert not keras_dist.in_cross_replica_context()
-
     v.assign_add(1.0)
-    assert [float(component.numpy()) for component in v.values] == [2.0, 2.0]
+    assert {float(component.numpy()) for component in v.values} == {2.0}
 
     x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
     model.compile("sgd", "mse")
@@ -293,34 +175,90 @@ def test_what_may_be_done_out_of_scope(strategy, tmp_path):
     model.evaluate(x, y, verbose=0)
     model.predict(x, verbose=0)
     model.save(tmp_path / "model.keras")
-    assert len(model.layers[-1].kernel.values) == 2
-
     with strategy.scope():
         loaded = keras.saving.load_model(tmp_path / "model.keras")
     loaded.fit(x, y, batch_size=4, verbose=0)
-    assert len(loaded.layers[-1].kernel.values) == 2
+    where = strategy.extended.parameter_devices
+    for variable in (*loaded.variables, *loaded.optimizer.variables):
+        assert strategy.devices_of(variable) == where
 
 
-# OneDeviceStrategy: the class.
-def test_one_device():
-    strategy = keras_dist.OneDeviceStrategy(device="cpu:1")
+# Strategy: a custom training loop.
+def test_a_custom_loop_over_a_distributed_dataset(strategy):
     with strategy.scope():
-        v = keras.Variable(1.0)
-    assert strategy.devices_of(v) == ("cpu:1",)
-    assert strategy.num_replicas_in_sync == 1
+        scale = keras.Variable(2.0)
 
-    def step_fn(x):
-        return x * 2
+        def replica_fn(rows):
+            return keras.ops.sum(keras.ops.cast(rows, "float32")) * scale
 
-    result = 0
-    for i in range(10):
-        result += strategy.run(step_fn, args=(i,))
-    assert result == 90
+        dataset = strategy.experimental_distribute_dataset(Range(8, 4))
+        for _ in range(2):
+            total_result = 0
+            for x in dataset:
+                per_replica_result = strategy.run(replica_fn, args=(x,))
+                total_result += strategy.reduce(
+                    keras_dist.ReduceOp.SUM, per_replica_result, axis=None
+                )
+            assert to_numpy(total_result).tolist() == 56.0
 
 
-# OneDeviceStrategy: input is on the device, and so is what `run` computes.
-def test_everything_on_one_device():
-    strategy = keras_dist.OneDeviceStrategy("cpu:1")
-    (batch,) = strategy.experimental_distribute_dataset(Range(2, 2))
-    assert places(batch) == PLACES[1:]
-    assert places(strategy.run(lambda: keras.ops.ones(()))) == PLACES[1:]
+# All pages: experimental_distribute_dataset.
+def test_parts_of_a_range(strategy):
+    batches = list(strategy.experimental_distribute_dataset(Range(5, 2)))
+    assert [shown(x) for x in batches] == [[[0], [1]], [[2], [3]], [[4], []]]
+    for x in batches:
+        assert [places(part) for part in x.values] == [[p] for p in PLACES]
+    results = [strategy.run(lambda val: val + 1, args=(x,)) for x in batches]
+    assert [shown(x) for x in results] == [[[1], [2]], [[3], [4]], [[5], []]]
+
+
+# All pages: distribute_datasets_from_function, and its older name.
+@pytest.mark.parametrize("prefix", ["", "experimental_"])
+def test_datasets_from_a_function(strategy, prefix):
+    contexts = []
+
+    def dataset_fn(input_context):
+        contexts.append(input_context)
+        return ones_for_ever(input_context, global_batch_size=8)
+
+    method = getattr(strategy, f"{prefix}distribute_datasets_from_function")
+    steps = zip(range(3), method(dataset_fn), strict=False)
+    results = [strategy.run(lambda x: x, args=(batch,)) for _, batch in steps]
+    assert [shown(x) for x in results] == [[[[[1.0]]] * 4] * 2] * 3
+    for context in contexts:
+        assert context.num_replicas_in_sync == 2
+        assert context.num_input_pipelines == 1
+        assert context.input_pipeline_id == 0
+
+
+# All pages: experimental_make_numpy_dataset, on the older ones with a session.
+def test_a_dataset_of_an_array(strategy, one):
+    for each in (strategy, one):
+        dataset = each.experimental_make_numpy_dataset(
+            np.ones([10], dtype=np.float32), session=None
+        )
+        assert sum(float(row) for row in dataset) == 10.0
+        dist_dataset = each.experimental_distribute_dataset(dataset.batch(5))
+        rows = [row for x in dist_dataset for part in shown(x) for row in part]
+        assert rows == [1.0] * 10
+
+
+# compat.v1: make_input_fn_iterator, which only supports PER_WORKER.
+@pytest.mark.parametrize(
+    "mode", [(), (keras_dist.InputReplicationMode.PER_WORKER,)]
+)
+def test_an_iterator_of_an_input_function(strategy, mode):
+    def input_fn(input_context):
+        return ones_for_ever(input_context, global_batch_size=4)
+
+    with strategy.scope():
+        iterator = strategy.make_input_fn_iterator(input_fn, *mode)
+        iterator.initialize()
+        replica_results = strategy.experimental_run(
+            lambda rows: rows * 3, iterator
+        )
+    assert shown(replica_results) == [[[[3.0]]] * 2] * 2
+    results = strategy.extended.call_for_each_replica(
+        lambda rows: rows + 1, args=(iterator.get_next(),)
+    )
+    assert shown(results) == [[[[2.0]]] * 2] * 2

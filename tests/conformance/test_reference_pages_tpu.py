@@ -9,11 +9,8 @@ import pytest
 
 import keras_dist
 from conformance.contract import contract
-from conformance.helpers import compiled
 from conformance.helpers import function
 from conformance.helpers import local
-from conformance.helpers import tensor
-from conformance.helpers import to_numpy
 from conformance.pages import NOT_RUN
 from conformance.pages import Range
 from conformance.pages import shown
@@ -107,30 +104,6 @@ def test_adding_on_logical_device_0(resolver):
     assert shown(found) == [[0], [2], [4], [6]]
 
 
-# run: values of a function.
-def test_running(strategy):
-    distributed_values = strategy.experimental_distribute_values_from_function(
-        lambda context: tensor(context.num_replicas_in_sync)
-    )
-
-    @compiled
-    def replica_fn(value):
-        return value * 2
-
-    result = strategy.run(replica_fn, args=(distributed_values,))
-    assert shown(result) == [2 * COUNT] * COUNT
-
-
-# compat.v1: run, with options.
-def test_running_with_options(strategy):
-    options = keras_dist.RunOptions(experimental_bucketizing_dynamic_shape=True)
-    iterator = iter(
-        strategy.experimental_distribute_dataset(Range(COUNT, COUNT))
-    )
-    sums = strategy.run(keras.ops.sum, args=(next(iterator),), options=options)
-    assert [part.tolist() for part in local(sums)] == [0, 1, 2, 3]
-
-
 # experimental_split_to_logical_devices and
 # experimental_replicate_to_logical_devices, one logical device each.
 @contract("L-1", "L-2", "L-3", native=False)
@@ -180,16 +153,6 @@ def test_the_attributes(strategy, resolver):
     assert feature.num_embedding_devices_per_chip == 0
     assert extended.should_checkpoint
     assert extended.should_save_summary
-
-
-# reduce, gather, with the values of each core.
-def test_reducing_and_gathering(strategy):
-    values = strategy.experimental_distribute_values_from_function(
-        lambda context: tensor([context.replica_id_in_sync_group])
-    )
-    assert to_numpy(strategy.reduce("SUM", values, axis=None)).tolist() == [6]
-    gathered = to_numpy(strategy.gather(values, axis=0))
-    assert gathered.tolist() == [0, 1, 2, 3]
 
 
 # scope: a model in it, saved and loaded.

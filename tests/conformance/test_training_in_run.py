@@ -12,11 +12,7 @@ from conformance.helpers import replica_id
 from conformance.helpers import tensor
 from conformance.helpers import to_numpy
 from conformance.variables import copies
-from conformance.variables import parts
-
-
-def _shares(strategy, array):
-    return parts(strategy, np.array_split(array, strategy.num_replicas_in_sync))
+from conformance.variables import shares
 
 
 def _joined(values):
@@ -123,7 +119,7 @@ def test_models_train_in_run(api, two, name):
         optimizer.apply(grads, model.trainable_variables)
         return value
 
-    args = (_shares(two, x), _shares(two, y))
+    args = (shares(two, x), shares(two, y))
     losses = [
         to_numpy(two.reduce("SUM", two.run(step, args), axis=None)).tolist()
         for _ in range(5)
@@ -145,7 +141,7 @@ def test_normalization_with_the_rows_of_all_replicas(api, mirrored, rows):
         layer = keras.layers.BatchNormalization(synchronized=True)
         layer.build((None, 3))
     outputs = mirrored.run(
-        lambda x: layer(x, training=True), (_shares(mirrored, x),)
+        lambda x: layer(x, training=True), (shares(mirrored, x),)
     )
     np.testing.assert_allclose(_joined(outputs), expected, atol=1e-5)
     for ours, theirs in zip(layer.weights, alone.weights, strict=True):
@@ -161,7 +157,7 @@ def test_normalization_with_the_replicas_own_rows(api, mirrored):
         layer = keras.layers.BatchNormalization(momentum=0.75)
         layer.build((None, 3))
     outputs = mirrored.run(
-        lambda x: layer(x, training=True), (_shares(mirrored, x),)
+        lambda x: layer(x, training=True), (shares(mirrored, x),)
     )
     means, variances = [], []
     for share, output in zip(np.split(x, n), local(outputs), strict=True):
@@ -185,7 +181,7 @@ def test_normalization_as_trained(api, two):
     with two.scope():
         layer = keras.layers.BatchNormalization(synchronized=True)
         layer.build((None, 3))
-    outputs = two.run(lambda x: layer(x, training=False), (_shares(two, x),))
+    outputs = two.run(lambda x: layer(x, training=False), (shares(two, x),))
     np.testing.assert_allclose(
         _joined(outputs), x / np.sqrt(1.001), rtol=1e-5, atol=1e-6
     )
@@ -269,8 +265,8 @@ def _train(api, strategy, model, optimizer, training):
     for start in (0, 32, 64) * 2:
         rows = min(32, 66 - start)
         args = (
-            _shares(strategy, x[start : start + rows]),
-            _shares(strategy, y[start : start + rows]),
+            shares(strategy, x[start : start + rows]),
+            shares(strategy, y[start : start + rows]),
             rows,
         )
         total = strategy.reduce("SUM", strategy.run(step, args), axis=None)

@@ -69,6 +69,11 @@ def parts(strategy, values):
     )
 
 
+def shares(strategy, array):
+    """The rows of an array, spread over the replicas in order."""
+    return parts(strategy, np.array_split(array, strategy.num_replicas_in_sync))
+
+
 @contextlib.contextmanager
 def refuses(error, of):
     """Expects an error, and each copy of a variable as it was."""

@@ -1,11 +1,10 @@
 """Every kind of data that Keras takes, in the same batches, same numbers."""
 
-import importlib.util
-
 import keras
 import numpy as np
 import pytest
 
+from inputs.helpers import installed
 from keras_versions import COUNTS_THE_END
 from parity import kinds
 from parity import models
@@ -24,13 +23,6 @@ from parity.kinds import outcome_of
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
 
-def _installed(module):
-    return pytest.mark.skipif(
-        importlib.util.find_spec(module) is None,
-        reason=f"The data is of {module}, which is not installed.",
-    )
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -39,10 +31,10 @@ def _installed(module):
         pytest.param("py_dataset", marks=pytest.mark.smoke),
         "py_dataset_workers",
         "generator",
-        pytest.param("tf_data", marks=_installed("tensorflow")),
-        pytest.param("torch_loader", marks=_installed("torch")),
-        pytest.param("grain_map", marks=_installed("grain")),
-        pytest.param("grain_iter", marks=_installed("grain")),
+        pytest.param("tf_data", marks=installed("tensorflow")),
+        pytest.param("torch_loader", marks=installed("torch")),
+        pytest.param("grain_map", marks=installed("grain")),
+        pytest.param("grain_iter", marks=installed("grain")),
     ],
 )
 def test_kind(name):

@@ -4,14 +4,13 @@ Nobody knows which of their axes is the batch's. All of it is computed as on
 one device, in whatever order the arrays come.
 """
 
-import importlib.util
-
 import keras
 import numpy as np
 import pytest
 from keras import layers
 from keras import ops
 
+from inputs.helpers import installed
 from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import assert_same
@@ -95,10 +94,7 @@ def test_a_generator(table, num_replicas):
     assert_same(actual, expected)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None,
-    reason="The data is of TensorFlow, which is not installed.",
-)
+@installed("tensorflow")
 @pytest.mark.parametrize("table", NAMES)
 def test_tf_data_of_unknown_lengths(table):
     actual = _outcome(3, table, _tf_data)
@@ -109,16 +105,7 @@ def test_tf_data_of_unknown_lengths(table):
 
 @pytest.mark.parametrize(
     "make_data",
-    [
-        _batches,
-        pytest.param(
-            _tf_data,
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("tensorflow") is None,
-                reason="The data is of TensorFlow, which is not installed.",
-            ),
-        ),
-    ],
+    [_batches, pytest.param(_tf_data, marks=installed("tensorflow"))],
 )
 def test_it_is_said_once_and_as_explain_says_it(make_data):
     inputs, y = next(_batches("a_table"))

@@ -99,7 +99,10 @@ def test_nnx_mode_is_refused(monkeypatch):
         keras.Sequential([keras.layers.Dense(1)])
 
 
-@pytest.mark.parametrize("then", ["import keras", "keras_dist.Strategy"])
+@pytest.mark.parametrize(
+    "then",
+    ["import keras", "keras_dist.Strategy", "from keras_dist import Strategy"],
+)
 @pytest.mark.parametrize("source", ["KERAS_BACKEND", "keras.json"])
 def test_a_backend_that_keras_does_not_know(source, then, tmp_path):
     environment = {"KERAS_HOME": str(tmp_path), "KERAS_BACKEND": ""}
@@ -109,7 +112,10 @@ def test_a_backend_that_keras_does_not_know(source, then, tmp_path):
         environment["KERAS_BACKEND"] = "caffe"
     done = run_python(f"import keras_dist\n{then}", **environment)
     assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
+    lines = done.stderr.splitlines()
+    # A frame has a line more in Python 3.13.
+    assert len(lines) <= 15, done.stderr
+    last = lines[-1]
     assert last.startswith(
         "keras_dist.errors.BackendNotFoundError: Keras can't be imported with "
         "the backend 'caffe' ("

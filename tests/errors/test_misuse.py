@@ -1,9 +1,6 @@
 """Strategies and their values that are used wrongly: what to write instead."""
 
-import os
 import pickle
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -114,27 +111,3 @@ def test_a_per_replica_value_is_no_number(name, compiled):
     ) as info:
         OPERATIONS[name](result)
     assert "Joined" not in str(info.value)
-
-
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import keras_dist, keras",
-        "import keras_dist; keras_dist.MirroredStrategy()",
-        "from keras_dist import MirroredStrategy",
-    ],
-)
-def test_no_backend_is_said_in_a_few_lines(statement):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", statement],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"KERAS_BACKEND": "caffe"},
-        check=False,
-    )
-    lines = done.stderr.splitlines()
-    assert done.returncode == 1
-    assert "set KERAS_BACKEND=" in lines[-1]
-    assert "caffe" in lines[-1]
-    # A frame has a line more in Python 3.13.
-    assert len(lines) <= 14, done.stderr

@@ -143,39 +143,35 @@ def test_a_result_of_a_compiled_function(kind):
         assert [float(value.x) for value in values] == [1.0, 5.0]
 
 
+COMBINING = {
+    "reduce": lambda of, value: of.reduce("SUM", [value], axis=None),
+    "gather": lambda of, value: of.gather(value, axis=0),
+    "all_reduce": lambda of, value: of.all_reduce("SUM", value),
+    "all_gather": lambda of, value: of.all_gather(value, axis=0),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("of", ["each replica", "an object"])
-@pytest.mark.parametrize("method", ["reduce", "gather"])
+@pytest.mark.parametrize("method", COMBINING)
 def test_what_is_combined_is_named(kind, of, method):
     strategy = make_strategy()
     rows = rows_of(strategy)
-    value = kind(rows)
-    if of == "each replica":
-        value = strategy.run(kind, args=(rows,))
-    with pytest.raises(
-        TypeError, match=f"(?s)`{method}`.*type {kind.__name__}"
-    ):
-        if method == "reduce":
-            strategy.reduce("SUM", [value], axis=None)
-        else:
-            strategy.gather(value, axis=0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", ["all_reduce", "all_gather"])
-def test_what_replicas_combine_is_named(kind, method):
-    strategy = make_strategy()
 
     def replica_fn(x):
         context = keras_dist.get_replica_context()
-        if method == "all_reduce":
-            return context.all_reduce("SUM", kind(x))
-        return context.all_gather(kind(x), axis=0)
+        return COMBINING[method](context, kind(x))
 
     with pytest.raises(
         TypeError, match=f"(?s)`{method}`.*type {kind.__name__}"
     ):
-        strategy.run(replica_fn, args=(rows_of(strategy),))
+        if method.startswith("all"):
+            strategy.run(replica_fn, args=(rows,))
+        elif of == "each replica":
+            value = strategy.run(kind, args=(rows,))
+            COMBINING[method](strategy, value)
+        else:
+            COMBINING[method](strategy, kind(rows))
 
 
 def test_a_function_that_returns_nothing_is_named():

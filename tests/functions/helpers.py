@@ -49,6 +49,13 @@ def numbers(value):
     return [part.tolist() for part in local(value)]
 
 
+class Unhashable:
+    """Two of them are equal if they say the same; they have no hash."""
+
+    def __eq__(self, other):
+        return True
+
+
 class Classifier:
     """The parts of a training loop: a model, its optimizer, a metric.
 

@@ -113,27 +113,6 @@ def test_an_average_of_weights_that_is_updated_by_hand():
     np.testing.assert_allclose(array(teacher), [2.5, 5.0])
 
 
-class Counter:
-    """A class whose method is compiled."""
-
-    def __init__(self, by):
-        self.count = keras.Variable(0.0)
-        self.by = by
-
-    @keras_dist.function
-    def add(self, x):
-        """Adds, and returns the sum."""
-        self.count.assign_add(self.by * x)
-        return self.count + 0.0
-
-
-def test_methods_of_two_objects_are_two_functions():
-    one, two = Counter(1.0), Counter(10.0)
-    x = np.float32(2.0)
-    seen = [float(array(each.add(x))) for each in (one, two, one)]
-    assert seen == [2.0, 20.0, 4.0]
-
-
 def test_without_a_strategy_it_is_a_function_of_one_device():
     counter = keras.Variable(0, trainable=False)
 

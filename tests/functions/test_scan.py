@@ -7,6 +7,7 @@ import pytest
 import keras_dist
 from functions.helpers import TRACES
 from functions.helpers import Classifier
+from functions.helpers import Unhashable
 from functions.helpers import X
 from functions.helpers import Y
 from functions.helpers import array
@@ -114,6 +115,15 @@ def test_results_that_cannot_be_stacked_say_so():
         keras_dist.scan_steps(lambda x: x * 2, iterator, 2)
 
 
+@pytest.mark.parametrize("other", [None, [1.0], (1.0, 2.0)])
+def test_results_of_other_structures_say_so(other):
+    iterator = iter([(np.ones(2), "a"), (np.ones(2), "b")])
+    with pytest.raises(ValueError, match="Steps returned different"):
+        keras_dist.scan_steps(
+            lambda x, name: (x,) if name == "a" else other, iterator, 2
+        )
+
+
 @pytest.mark.parametrize("steps", [0, -1, 2.0, True])
 def test_steps_are_a_positive_number(steps):
     with pytest.raises(ValueError, match="positive integer"):
@@ -131,14 +141,9 @@ def test_in_a_replica_function_it_is_refused():
         strategy.run(step)
 
 
-class Options:
-    """Two of them are equal if they say the same; they have no hash."""
-
-    def __eq__(self, other):
-        return True
-
-
-@pytest.mark.parametrize("make", [lambda: {1}, Options, lambda: bytearray(2)])
+@pytest.mark.parametrize(
+    "make", [lambda: {1}, Unhashable, lambda: bytearray(2)]
+)
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_batch_without_a_hash_is_refused_by_name(number, num_replicas, make):

@@ -95,16 +95,6 @@ def test_an_on_read_variable_that_aggregates_nothing():
     assert numbers(strategy.run(step, (ids(strategy),))) == [0.0, 2.0]
 
 
-def test_moving_statistics_of_replicas_become_their_mean():
-    strategy = strategy_of(2)
-    with strategy.scope():
-        v = keras.Variable(0.0, trainable=False)
-    step = keras_dist.function(lambda x: v.assign(x + v))
-    for calls in (1, 2):
-        strategy.run(step, (ids(strategy),))
-        assert float(array(v)) == 0.5 * calls
-
-
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_what_is_built_lazily_is_built_in_the_first_call(num_replicas):
     strategy = strategy_of(num_replicas)

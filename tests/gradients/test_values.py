@@ -85,31 +85,6 @@ def test_derivatives_of_derivatives():
     assert float(third) == 6.0
 
 
-def test_second_derivative_by_a_variable():
-    v = keras.Variable(2.0)
-
-    def slope():
-        value, grad = keras_dist.value_and_grad(lambda: v * v * v, v)
-        return grad + value
-
-    value, grad = keras_dist.value_and_grad(slope, v)
-    assert (float(value), float(grad)) == (20.0, 24.0)
-
-
-def test_gradient_penalty():
-    """d/dw of |d/dx (w x^2)|^2 = (2 w x)^2 is 8 w x^2."""
-    w = keras.Variable([2.0, 3.0])
-    x = ops.convert_to_tensor([1.0, 0.5])
-
-    def penalty():
-        slopes = keras_dist.gradient(lambda x: ops.sum(w * x * x), x)
-        return ops.sum(ops.square(slopes))
-
-    value, grad = keras_dist.value_and_grad(penalty, w)
-    assert float(value) == pytest.approx(16.0 + 9.0)
-    np.testing.assert_allclose(array(grad), [16.0, 6.0], rtol=1e-6)
-
-
 def test_a_variable_that_is_not_trainable():
     v = keras.Variable(3.0, trainable=False)
     w = keras.Variable(2.0)

@@ -56,17 +56,6 @@ def joined(value):
     return np.concatenate(parts(value))
 
 
-def device_of(tensor):
-    """The device of a tensor, spelled as ours; `None` on PyTorch's CPU."""
-    if BACKEND == "jax":
-        (device,) = tensor.devices()
-        return f"{device.platform}:{device.id}"
-    if BACKEND == "tensorflow":
-        kind, index = tensor.device.rsplit(":", 2)[-2:]
-        return f"{kind.lower()}:{index}"
-    return None
-
-
 def slices(columns, batch_size):
     """Batches of a nest of arrays, as a list."""
     rows = len(keras.tree.flatten(columns)[0])

@@ -53,13 +53,6 @@ def test_unbatched_rows():
     assert [lists(x)[0] for x, _ in distributed(rows, 1)] == [0, 1, 2, 3]
 
 
-@pytest.mark.runs_on("tensorflow")
-def test_unbatched_tf_data_is_refused_at_once():
-    tf = pytest.importorskip("tensorflow")
-    with pytest.raises(ValueError, match=r"batch first.*`dataset.batch\("):
-        distributed(tf.data.Dataset.range(4), 2)
-
-
 def test_a_leaf_that_is_a_scalar():
     batch = {"x": np.ones((4, 2)), "more": [np.ones(4), 3.0]}
     with pytest.raises(

@@ -15,7 +15,6 @@ from inputs.test_sources import KINDS
 from inputs.test_sources import Batches
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
-from keras_dist.inputs.sources.numpy_data import numpy_dataset
 
 # Keras says it of every source whose length it did not know.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -63,9 +62,6 @@ def test_every_kind_is_read_in_each_epoch(make, cardinality):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: distributed(slices(COLUMNS, BATCH_SIZE), 2),
-        lambda: distributed(lambda: iter(slices(COLUMNS, BATCH_SIZE)), 2),
-        lambda: distributed(numpy_dataset(COLUMNS).batch(BATCH_SIZE), 3),
         lambda: from_function(lambda _: slices(COLUMNS, 2), 2),
         lambda: from_function(
             lambda context: [
@@ -78,7 +74,7 @@ def test_every_kind_is_read_in_each_epoch(make, cardinality):
             PER_REPLICA,
         ),
     ],
-    ids=["list", "function", "numpy", "in_turn", "per_replica"],
+    ids=["in_turn", "per_replica"],
 )
 def test_the_same_weights(make, expected):
     _assert_same(_weights(make().global_batches()), expected)

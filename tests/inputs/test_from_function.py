@@ -7,35 +7,13 @@ from inputs.helpers import distributed
 from inputs.helpers import from_function
 from inputs.helpers import lists
 from inputs.helpers import parts
-from inputs.helpers import strategy_of
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
-from keras_dist.inputs.dataset import distribute_dataset
-from keras_dist.inputs.dataset import distribute_from_function
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 
 PER_REPLICA = InputOptions(
     experimental_replication_mode=InputReplicationMode.PER_REPLICA
 )
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
-def test_the_function_is_called_once(num_replicas):
-    contexts = []
-
-    def dataset_fn(context):
-        contexts.append(context)
-        return [np.full((1,), i) for i in range(num_replicas)]
-
-    data = from_function(dataset_fn, num_replicas)
-    (context,) = contexts
-    assert context.num_input_pipelines == 1
-    assert context.input_pipeline_id == 0
-    assert context.num_replicas_in_sync == num_replicas
-    for _ in range(2):
-        (step,) = data
-        assert lists(step) == [[i] for i in range(num_replicas)]
-    assert len(contexts) == 1
 
 
 def test_an_incomplete_step_is_filled():
@@ -64,25 +42,6 @@ def test_elements_without_rows():
     assert [lists(step) for step in data] == [[0, 1], [2, 3]]
     assert data.cardinality == 2
     assert data.element_spec.values[1].shape == ()
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2, 3])
-def test_a_dataset_for_each_replica(num_replicas):
-    contexts = []
-
-    def dataset_fn(context):
-        contexts.append(context)
-        start = 10 * context.input_pipeline_id
-        return [np.full((1,), start + i) for i in range(2)]
-
-    data = from_function(dataset_fn, num_replicas, PER_REPLICA)
-    assert [c.input_pipeline_id for c in contexts] == list(range(num_replicas))
-    assert {c.num_input_pipelines for c in contexts} == {num_replicas}
-    assert {c.num_replicas_in_sync for c in contexts} == {num_replicas}
-    assert [lists(step) for step in data] == [
-        [[10 * r + i] for r in range(num_replicas)] for i in range(2)
-    ]
-    assert data.cardinality == 2
 
 
 def test_replicas_with_less_data_get_empty_batches():
@@ -130,16 +89,6 @@ def test_how_many_steps(counts, expected):
         return [np.ones(1)] * count
 
     assert from_function(dataset_fn, 2, PER_REPLICA).cardinality == expected
-
-
-def test_the_mode_does_not_change_the_strategy():
-    strategy = strategy_of(2)
-    batches = [np.arange(4)]
-    before = [lists(b) for b in distribute_dataset(strategy, batches)]
-    made = distribute_from_function(strategy, lambda _: batches, PER_REPLICA)
-    assert [lists(b) for b in made] == [[[0, 1, 2, 3]] * 2]
-    after = [lists(b) for b in distribute_dataset(strategy, batches)]
-    assert before == after == [[[0, 1], [2, 3]]]
 
 
 def test_a_dataset_placed_on_devices():

@@ -7,8 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from inputs.helpers import BACKEND
-from inputs.helpers import device_of
 from inputs.helpers import distributed
 from inputs.helpers import joined
 from inputs.helpers import lists
@@ -39,23 +37,6 @@ def test_next_and_its_end():
             next(iterator)
         with pytest.raises(OutOfRangeError, match="no next element"):
             iterator.get_next()
-
-
-def test_reduce():
-    data = distributed(BATCHES, 2)
-    total = data.reduce(0, lambda state, batch: state + joined(batch).sum())
-    assert total == 36
-    assert distributed([], 2).reduce("state", None) == "state"
-
-
-def test_what_a_distributed_dataset_does_not_have():
-    data = distributed(BATCHES, 2)
-    with pytest.raises(TypeError):
-        len(data)
-    for name in ("map", "batch", "shuffle", "take"):
-        with pytest.raises(AttributeError):
-            getattr(data, name)
-    assert data.cardinality == 3
 
 
 @pytest.mark.parametrize("buffer_size", [0, 1, 2, 9])
@@ -172,20 +153,6 @@ def test_inside_of_a_graph():
     for fn in (of_iterator, of_dataset):
         with pytest.raises(NotImplementedError, match="a loop outside"):
             fn()
-
-
-@pytest.mark.parametrize("fetch", [None, True, False])
-@pytest.mark.parametrize("num_replicas", [1, 3])
-def test_devices(fetch, num_replicas):
-    options = InputOptions(experimental_fetch_to_device=fetch)
-    (batch,) = distributed([np.arange(6)], num_replicas, options)
-    values = batch.values if num_replicas > 1 else [batch]
-    if BACKEND != "torch":
-        assert [device_of(value) for value in values] == [
-            "cpu:0" if fetch is False else f"cpu:{index}"
-            for index in range(num_replicas)
-        ]
-    assert joined(batch).tolist() == list(range(6))
 
 
 DTYPES = ["float16", "bfloat16", "float32", "int32", "uint8", "bool"]

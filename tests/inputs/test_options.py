@@ -6,42 +6,11 @@ from keras_dist.core.options import CollectiveCommunication
 from keras_dist.core.options import CollectiveHints
 from keras_dist.core.options import CommunicationImplementation
 from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.options import InputContext
 from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
-from keras_dist.core.options import RunOptions
-from keras_dist.core.options import ValueContext
 from keras_dist.core.options import check_input_options
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
-
-
-def test_input_context():
-    context = InputContext()
-    assert context.num_input_pipelines == 1
-    assert context.input_pipeline_id == 0
-    assert context.num_replicas_in_sync == 1
-    assert str(context) == (
-        "keras_dist.InputContext(input pipeline id 0, total: 1)"
-    )
-    assert InputContext(2, 1, 6).get_per_replica_batch_size(12) == 2
-    with pytest.raises(ValueError, match="13 with 6 replicas.*such as 18"):
-        InputContext(2, 1, 6).get_per_replica_batch_size(13)
-
-
-def test_value_context():
-    assert ValueContext().num_replicas_in_sync == 1
-    assert ValueContext(1, 2).replica_id_in_sync_group == 1
-    assert str(ValueContext(1, 2)) == (
-        "keras_dist.ValueContext(replica id 1, total replicas in sync: 2)"
-    )
-
-
-def test_replication_mode_has_string_values():
-    assert [mode.value for mode in InputReplicationMode] == [
-        "PER_WORKER",
-        "PER_REPLICA",
-    ]
 
 
 def test_input_options_are_a_named_tuple():
@@ -94,11 +63,6 @@ def test_options_that_fit():
     assert checked.experimental_replication_mode is PER_REPLICA
     with pytest.raises(TypeError, match="Received: {} of type dict"):
         check_input_options({})
-
-
-def test_run_options():
-    assert RunOptions() == (True, False, None)
-    assert RunOptions(experimental_xla_options=1).experimental_xla_options == 1
 
 
 def test_communication_options():

@@ -255,19 +255,6 @@ def test_workers_end_with_the_pass(workers):
         assert not thread.is_alive()
 
 
-@pytest.mark.runs_on("tensorflow")
-def test_shuffled_data_is_shuffled_again_and_cached_data_is_not():
-    tf = pytest.importorskip("tensorflow")
-    rows = tf.data.Dataset.range(64)
-    data = distributed(rows.shuffle(64, seed=3).batch(64), 2)
-    first, second = (joined(next(iter(data))).tolist() for _ in range(2))
-    assert first != second
-    assert sorted(first) == sorted(second) == list(range(64))
-    cached = distributed(rows.shuffle(64, seed=3).batch(64).cache(), 2)
-    first, second = (joined(next(iter(cached))).tolist() for _ in range(2))
-    assert first == second
-
-
 def test_grain_repeated_for_ever():
     pytest.importorskip("grain")
     assert distributed(_grain_rows().repeat().batch(2), 2).cardinality == -1

@@ -127,29 +127,6 @@ def test_elements_in_turn(rows, batch_size, num_replicas):
     assert delivered == [b.tolist() for b in batches] + [[]] * filled
 
 
-@pytest.mark.parametrize(
-    ("rows", "num_replicas", "expected"),
-    [
-        (4, 3, [2, 1, 1]),
-        (2, 4, [1, 0, 1, 0]),
-        (0, 2, [0, 0]),
-        (7, 2, [4, 3]),
-    ],
-)
-def test_sizes(rows, num_replicas, expected):
-    (batch,) = distributed([np.zeros((rows, 2))], num_replicas)
-    assert [len(part) for part in parts(batch)] == expected
-
-
-def test_empty_shares_keep_shape_and_dtype():
-    batch = {"x": np.zeros((1, 2, 3), "float32"), "y": np.zeros((1,), "int32")}
-    (batch,) = distributed([batch], 4)
-    for part in parts(batch["x"])[1:]:
-        assert (part.shape, part.dtype) == ((0, 2, 3), "float32")
-    for part in parts(batch["y"])[1:]:
-        assert (part.shape, part.dtype) == ((0,), "int32")
-
-
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_none_is_given_to_all(num_replicas):
     (batch,) = distributed([(np.arange(4), None)], num_replicas)

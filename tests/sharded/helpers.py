@@ -8,13 +8,13 @@ import pytest
 from keras import optimizers
 
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import ShardsOptimizerState
+from keras_dist.plugin.powers import ShardsVariables
 from keras_dist.plugin.powers import shards_on_devices
 from parity import harness
 from parity.harness import set_initial_weights
 from parity.harness import state_of
 
-SHARDS = isinstance(get_backend(), ShardsOptimizerState)
+SHARDS = isinstance(get_backend(), ShardsVariables)
 # In one process, for each device of it.
 SHARDS_ON_DEVICES = shards_on_devices(get_backend())
 shards = pytest.mark.only_on(

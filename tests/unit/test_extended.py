@@ -52,18 +52,6 @@ def test_copy_and_variable_are_one_thing_in_an_update():
     assert float(v) == 6.0
 
 
-@pytest.mark.parametrize("aggregation", ["none", "sum"])
-def test_copies_that_may_differ(aggregation):
-    strategy = _two()
-    v = _variable(
-        strategy, 0.0, synchronization="on_read", aggregation=aggregation
-    )
-    x = keras_dist.PerReplica([1.0, 3.0])
-    for _ in range(2):
-        strategy.extended.update(v, lambda copy, x: copy.assign_add(x), (x,))
-    assert _values(v) == [2.0, 6.0]
-
-
 @pytest.mark.parametrize("trainable", [True, False])
 def test_copies_that_may_not_differ(trainable):
     strategy = _two()
@@ -111,14 +99,6 @@ def test_updates_in_a_merge():
     result = strategy.run(step, (x,))
     assert [to_numpy(part) for part in result.values] == [4.0, 4.0]
     assert _values(v) == [4.0, 4.0]
-
-
-def test_results_of_a_reduction_are_arguments_of_an_update():
-    strategy = _two()
-    v = _variable(strategy)
-    mean = strategy.reduce("MEAN", strategy.run(lambda: v + 1.0), axis=None)
-    strategy.extended.update(v, lambda copy, x: copy.assign_add(x), (mean,))
-    assert _values(v) == [3.0, 3.0]
 
 
 def test_a_copy_is_a_component_after_the_update():

@@ -18,20 +18,6 @@ KINDS = {
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_the_default_scope_is_entered_again_and_again():
-    scope = keras_dist.get_strategy().scope()
-    for _ in range(2):
-        with scope as outer, scope as inner:
-            assert outer is inner is keras_dist.get_strategy()
-            assert not keras_dist.has_strategy()
-    with (
-        KINDS["mirrored"]().scope(),
-        pytest.raises(RuntimeError, match="Must not nest"),
-        scope,
-    ):
-        pass
-
-
 @each_kind
 def test_an_input_function_may_return_a_function(kind):
     strategy = KINDS[kind]()

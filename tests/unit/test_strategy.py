@@ -1,7 +1,6 @@
 """Strategies, scopes and contexts, against the in-memory backend."""
 
 import gc
-import threading
 import weakref
 
 import keras
@@ -59,55 +58,6 @@ def test_virtual_devices_take_a_positive_integer(backend, wrong):
 def test_only_the_cpu_can_be_split(backend):
     with pytest.raises(keras_dist.DeviceError, match="'gpu'"):
         keras_dist.set_virtual_devices(2, "gpu")
-
-
-def test_context_outside_and_inside(backend):
-    strategy = keras_dist.MirroredStrategy()
-    default = keras_dist.get_strategy()
-    assert not keras_dist.has_strategy()
-    assert not keras_dist.in_cross_replica_context()
-    assert default.num_replicas_in_sync == 1
-    with strategy.scope() as entered, strategy.scope():
-        assert entered is strategy
-        assert keras_dist.get_strategy() is strategy
-        assert keras_dist.has_strategy()
-        assert keras_dist.in_cross_replica_context()
-    assert keras_dist.get_strategy() is default
-
-
-def test_default_scope_is_a_no_op_alone(backend):
-    with keras_dist.get_strategy().scope():
-        assert not keras_dist.has_strategy()
-
-
-def test_scopes_of_two_strategies_do_not_mix(backend):
-    outer = keras_dist.OneDeviceStrategy("gpu:0")
-    inner = keras_dist.OneDeviceStrategy("gpu:1")
-    with outer.scope():
-        with (
-            pytest.raises(
-                keras_dist.StrategyMismatchError, match="gpu:1.*inside.*gpu:0"
-            ),
-            inner.scope(),
-        ):
-            pass
-        assert keras_dist.get_strategy() is outer
-
-
-def test_contexts_are_those_of_a_thread(backend):
-    seen = []
-    with keras_dist.MirroredStrategy().scope():
-        thread = threading.Thread(
-            target=lambda: seen.append(
-                (
-                    keras_dist.has_strategy(),
-                    "distribute_strategy" in vars(keras.Variable(0.0)),
-                )
-            )
-        )
-        thread.start()
-        thread.join()
-    assert seen == [(False, False)]
 
 
 def test_scope_binds_models_and_places_variables(backend):

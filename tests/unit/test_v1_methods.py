@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from conformance.contract import contract
 
 KINDS = {
     "mirrored": lambda: keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]),
@@ -24,6 +25,7 @@ def _rows(strategy, value):
     return [float(row) for part in parts for row in part]
 
 
+@contract(194, native=False)
 @each_kind
 def test_an_iterator_starts_again(kind):
     strategy = KINDS[kind]()
