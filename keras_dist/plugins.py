@@ -10,8 +10,8 @@ instance in threads. tutorials/7_writing_your_own.ipynb has an example of each.
 A plugin registers its `Backend` under the entry-point group
 *keras_dist.backends*, with the name that `keras.backend.backend()` returns.
 These names are as stable as those of `keras_dist`. Its own three backends use
-more, but only from the packages that these names come from, and from `errors`,
-`joining` and `sharding`; names there may change in any version.
+more, but only from the packages that these names come from, and from `errors`
+and `joining`; names there may change in any version.
 """
 
 from keras_dist.core.device import Device
