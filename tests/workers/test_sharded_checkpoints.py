@@ -14,6 +14,7 @@ from parity.harness import sharded_variables
 from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import compiled
 from sharded.helpers import fit
+from sharded.helpers import mirrored
 from sharded.helpers import sharded
 from sharded.helpers import state_of
 from workers import clusters
@@ -183,7 +184,7 @@ def test_a_backup_in_parts(saving, restoring, frequency, tmp_path):
 def test_one_process_does_not_begin_again(tmp_path):
     path = str(tmp_path / "backup")
     launched("back_up", TWO, path, "epoch", 2, 1)
-    model = compiled(2, sharded)
+    model = compiled(2, sharded if SHARDS_ON_DEVICES else mirrored)
     backup = keras.callbacks.BackupAndRestore(path)
     with pytest.raises(ValueError, match="keras_dist.restore_sharded"):
         fit(model, epochs=4, callbacks=[backup])
