@@ -50,6 +50,7 @@ from keras_dist_tensorflow.natives import on_device
 from keras_dist_tensorflow.natives import one_copy
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
+from keras_dist_tensorflow.origins import note_graph
 from keras_dist_tensorflow.origins import noting
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
@@ -261,6 +262,13 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         weights: Sequence[Any],
         variables: Sequence[keras.Variable],
     ) -> list[Any]:
+        is_sparse = any(
+            isinstance(gradient, tf.IndexedSlices)
+            for column in gradients
+            for gradient in column
+        )
+        if is_sparse and not tf.executing_eagerly():
+            note_graph(tf.compat.v1.get_default_graph())
         sums = []
         for variable, *column in zip(variables, *gradients, strict=True):
             # An optimizer may have a `tf.Variable`, which has no path.

@@ -274,11 +274,6 @@ def captures_of(function: Any) -> list[Any]:
     ]
 
 
-def is_eager(tensor: Any) -> bool:
-    """Returns whether a tensor is eager: it has a value and is in no graph."""
-    return isinstance(tensor, EagerTensor)
-
-
 def tensors_so_far() -> int:
     """Returns a number smaller than the `_id` of any tensor made later."""
     return int(pywrap_tfe.TFE_Py_UID())
@@ -286,12 +281,14 @@ def tensors_so_far() -> int:
 
 def is_made_outside(tensor: Any, start: int) -> bool:
     """Tells if a tensor is of before a step or outside of its graph."""
-    if is_eager(tensor):
+    if isinstance(tensor, EagerTensor):
         return bool(tensor._id < start)
-    captures = getattr(tensor.graph, "function_captures", None)
-    if captures is None:
-        return False
-    return any(own is tensor for own in captures.by_val_internal.values())
+    return tensor.op.type == "Placeholder" or not is_in_this_graph(tensor)
+
+
+def is_in_this_graph(tensor: Any) -> bool:
+    graph = tf.compat.v1.get_default_graph()
+    return isinstance(tensor, EagerTensor) or tensor.graph is graph
 
 
 def body_of(call: tf.Operation) -> Any:
