@@ -1,7 +1,6 @@
 """Workers that are lost, that never come, or that can't begin."""
 
 import contextlib
-import socket
 
 import pytest
 from tensorflow.python.eager import context
@@ -114,18 +113,3 @@ def test_private_names_are_where_they_are_looked_for():
         "wait_at_barrier",
     ):
         assert hasattr(runtime, name), name
-
-
-def own_address():
-    """This machine's address of other machines."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing
-        return probe.getsockname()[0]
-
-
-def check_reached_on_loopback_only(address):
-    """TensorFlow itself listens on every interface."""
-    port = int(address.rpartition(":")[2])
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    with pytest.raises(TimeoutError):
-        socket.create_connection((own_address(), port), timeout=1)
