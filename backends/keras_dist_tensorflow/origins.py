@@ -46,7 +46,7 @@ class Kind(enum.Enum):
 
 
 class Origin(NamedTuple):
-    """What is known of how a tensor was made."""
+    """Knowledge of how a tensor was made."""
 
     kind: Kind = Kind.COMMON
     # What a vector of integers was concatenated from.
@@ -99,8 +99,9 @@ def origin_of(tensor: Any) -> Origin:
 
 def _pass_on(tensors: Iterable[Any], to: Iterable[Any]) -> None:
     for tensor, other in zip(tensors, to, strict=False):
-        origin = origin_of(tensor)._replace(source=_source(tensor))
-        setattr(other, _ORIGIN, origin)
+        if not origin_of(other).is_given:
+            origin = origin_of(tensor)._replace(source=_source(tensor))
+            setattr(other, _ORIGIN, origin._replace(is_given=False))
 
 
 def _source(tensor: Any) -> Any:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import secrets
-import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.core.context import replaced
 from keras_dist.core.values import arithmetic
 from keras_dist.internals.private_names import private
 
@@ -58,11 +56,6 @@ for _name in (
     "tensorflow.python.pywrap_tfe.TFE_Py_UID",
 ):
     private(_name)
-
-
-def native_per_replica(values: Sequence[Any]) -> Any:
-    """Makes a native per-replica value, which also counts as one of ours."""
-    return NativePerReplica(tuple(values))
 
 
 class NativePerReplica(_PerReplica):
@@ -126,25 +119,12 @@ def captured_creation() -> Callable[..., Any]:
     return taken_over
 
 
-class _Advice(threading.local):
-    def __init__(self) -> None:
-        self.is_unwanted = False
-
-
-_advice = _Advice()
-
-
-def without_advice() -> contextlib.AbstractContextManager[None]:
-    """Silences advice on `MirroredStrategy` run eagerly, inside."""
-    return replaced(_advice, is_unwanted=True)
-
-
 def hook_filter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps the filter of TensorFlow's log."""
+    """Wraps the filter of TensorFlow's log, which drops an advice."""
 
     def keep(record: Any) -> Any:
         is_advice = "MirroredStrategy eagerly" in str(record.msg)
-        return not (_advice.is_unwanted and is_advice) and original(record)
+        return not is_advice and original(record)
 
     return keep
 

@@ -1,16 +1,22 @@
 """What workers run in `test_workers.py`."""
 
 import collections
+import dataclasses
 import functools
+import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from step_graphs import step_of
 
 import keras_dist
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.rows import Share
+from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import get_backend
+from keras_dist_tensorflow import workers as workers_module
 from keras_dist_tensorflow.gradients import sum_over_workers
 
 
@@ -203,11 +209,7 @@ def _counts_by_rows(strategy, metrics):
         model.compile("adam", "mse", **metrics)
     x, y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
     model.train_on_batch(x, y)
-    (step,) = [
-        cell.cell_contents.__wrapped__
-        for cell in model.train_function.__wrapped__.__closure__
-        if "one_step_on_data" in str(cell.cell_contents)
-    ]
+    step = step_of(model.train_function.__wrapped__)
 
     def count(x, y):
         graph = step.get_concrete_function((x, y, None)).graph
@@ -267,3 +269,21 @@ def everything():
     """What each case returns, by name."""
     strategy = keras_dist.MultiWorkerMirroredStrategy()
     return {case.__name__: case(strategy) for case in CASES}
+
+
+def ends():
+    """Ends a second after the worker before it, the chief first.
+
+    Joins its cluster once more before that, and is refused by another one.
+    """
+    # How long one that has ended waits for the others.
+    workers_module.PARTING = 200.0
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    total = float(strategy.reduce("SUM", keras.ops.ones(()), axis=None))
+    cluster = strategy.plan.cluster
+    get_backend().join(dataclasses.replace(cluster), CommunicationOptions())
+    other = dataclasses.replace(cluster, restarts=1)
+    with pytest.raises(ClusterError, match="belongs to one cluster"):
+        get_backend().join(other, CommunicationOptions())
+    time.sleep(cluster.index)  # so that workers end one after the other
+    return total
