@@ -114,17 +114,6 @@ class CentralExecutor(StepExecutor):
         shares: Sequence[Share],
         group: ReplicaGroup,
     ) -> list[T]:
-        # AutoGraph of a caller's `tf.function` would convert what runs here.
-        plain = tf.autograph.experimental.do_not_convert(self._play)
-        played: list[T] = plain(fn, shares, group)
-        return played
-
-    def _play(
-        self,
-        fn: Callable[[Replica], T],
-        shares: Sequence[Share],
-        group: ReplicaGroup,
-    ) -> list[T]:
         self.new.clear()
         round_ = HostedRound(len(shares), self.plan.primary)
         in_graph = _captured_graph()
@@ -139,8 +128,7 @@ class CentralExecutor(StepExecutor):
             ):
                 return fn(CentralReplica(index, shares[index], round_, group))
 
-        run = tf.autograph.experimental.do_not_convert(on_replica)
-        fns = [functools.partial(run, i) for i in range(len(shares))]
+        fns = [functools.partial(on_replica, i) for i in range(len(shares))]
         # A trace happens once: its pool of threads ends with it.
         kept = tf.executing_eagerly()
         pool = self._threads if kept else threads.BatonPool(capture_thread)

@@ -233,7 +233,7 @@ def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
             own = [next(columns) for _ in _components(leaf)]
             if not isinstance(leaf, DistributedValues):
                 return own[0]
-            return runtime_internals.native_per_replica(own)
+            return runtime_internals.NativePerReplica(own)
 
         return map_nest(column, results[0])
 
@@ -278,7 +278,7 @@ def _joined(fn: Callable[[list[Any]], Any], leaves: Sequence[Any]) -> Any:
     ):
         return fn(list(leaves))
     each = zip(*[leaf.values for leaf in leaves], strict=True)
-    return runtime_internals.native_per_replica([fn(list(own)) for own in each])
+    return runtime_internals.NativePerReplica([fn(list(own)) for own in each])
 
 
 def _stack(values: list[Any]) -> Any:

@@ -50,6 +50,7 @@ from keras_dist_tensorflow.natives import on_device
 from keras_dist_tensorflow.natives import one_copy
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
+from keras_dist_tensorflow.origins import note_graph
 from keras_dist_tensorflow.origins import noting
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
@@ -96,7 +97,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         if not tf.executing_eagerly() and all(_is_number(v) for v in values):
             values = [tf.convert_to_tensor(value) for value in values]
         if all(tf.is_tensor(value) for value in values):
-            return runtime_internals.native_per_replica(values)
+            return runtime_internals.NativePerReplica(values)
         return PerReplica(values)
 
     def refuse(
@@ -212,7 +213,10 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
             with named(replica.id, self.plan.num_replicas), noting():
                 return fn(replica, *arguments[replica.index])
 
-        return self.play(on_replica, shares, group)
+        # AutoGraph of a caller's `tf.function` would convert what runs here.
+        plain = tf.autograph.experimental.do_not_convert
+        played: list[T] = plain(self.play)(plain(on_replica), shares, group)
+        return played
 
     def check_arguments(self, nest: Any) -> None:
         # Per-replica arguments are taken for rows of a batch.
@@ -245,29 +249,27 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         variables: Sequence[keras.Variable],
         numbers: Sequence[Any] = (),
     ) -> list[Any]:
-        sums = self._weighted_sums(gradients, weights, variables)
-        with on_device(self.plan.primary):
-            told = [
-                tf.cast(tf.convert_to_tensor(x), tf.float32) for x in numbers
-            ]
-            return sum_over_workers([*sums, *told], self.workers)
-
-    def carries(self, variables: Sequence[keras.Variable]) -> bool:
-        return self.workers is not None and self.workers.options.dtype is None
-
-    def _weighted_sums(
-        self,
-        gradients: Sequence[Sequence[Any]],
-        weights: Sequence[Any],
-        variables: Sequence[keras.Variable],
-    ) -> list[Any]:
+        in_graph = not tf.executing_eagerly()
+        if in_graph and any(
+            isinstance(gradient, tf.IndexedSlices)
+            for column in gradients
+            for gradient in column
+        ):
+            note_graph(tf.compat.v1.get_default_graph())
         sums = []
         for variable, *column in zip(variables, *gradients, strict=True):
             # An optimizer may have a `tf.Variable`, which has no path.
             name = getattr(variable, "path", variable.name)
             with on_device(self.keeper(variable)):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
-        return sums
+        with on_device(self.plan.primary):
+            sums += [
+                tf.cast(tf.convert_to_tensor(x), tf.float32) for x in numbers
+            ]
+            return sum_over_workers(sums, self.workers)
+
+    def carries(self, variables: Sequence[keras.Variable]) -> bool:
+        return self.workers is not None and self.workers.options.dtype is None
 
     def left_scope(self) -> contextlib.AbstractContextManager[None]:
         return one_copy()

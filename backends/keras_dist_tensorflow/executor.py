@@ -39,8 +39,8 @@ class TensorFlowHome(Home):
         return (self._keeper,) if native is None else natives.devices_of(native)
 
     def read(self, index: int) -> Any:
-        copies = natives.components(keras_internals.native_of(self.variable))
-        return copies[index % len(copies)].read_value()
+        native = keras_internals.native_of(self.variable)
+        return natives.copy_of(native, index).read_value()
 
 
 class TensorFlowExecutor(Executor):
@@ -74,8 +74,7 @@ class TensorFlowExecutor(Executor):
     def snapshot(self, value: Any, index: int = 0) -> Any:
         if not self.is_live(value):
             return value
-        copies = natives.components(value)
-        own = copies[index % len(copies)]
+        own = natives.copy_of(value, index)
         # Without this, the value is read to the current device.
         with tf.device(own.device):
             return own.read_value()

@@ -6,27 +6,21 @@ the same on each replica, and their rows are summed; unique indices were made
 distinct by the model, and the sum has each once.
 """
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_dist.core.packing import in_packs
-from keras_dist_tensorflow.origins import SAME
-from keras_dist_tensorflow.origins import OriginNode
+from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow.origins import Kind
 from keras_dist_tensorflow.origins import Owner
 from keras_dist_tensorflow.origins import StepSizes
-from keras_dist_tensorflow.origins import are_equal
-from keras_dist_tensorflow.origins import depends_on_rows
+from keras_dist_tensorflow.origins import origin_of
 from keras_dist_tensorflow.origins import owner_of
-from keras_dist_tensorflow.origins import through
 from keras_dist_tensorflow.workers import TensorFlowWorkers
-
-_ROWS = "rows"
-_UNIQUE = "unique"
-_COMMON = "common"
 
 
 def weighted_sum(
@@ -80,11 +74,10 @@ def sum_over_workers(
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """The rows that one lookup of a variable adds to its gradient."""
 
-    kind: str
+    kind: Kind
     values: Any
     indices: Any
     # Of common indices: each replica's number of them, and whose they are.
@@ -92,8 +85,7 @@ class _Part:
     owner: Any = Owner.BATCH
 
 
-@dataclasses.dataclass(frozen=True)
-class SparseSum:
+class SparseSum(NamedTuple):
     """A sum of sparse gradients, in parts."""
 
     parts: Sequence[_Part]
@@ -110,17 +102,12 @@ class SparseSum:
         sums: Sequence["SparseSum"], workers: TensorFlowWorkers
     ) -> "list[SparseSum]":
         """Sums over workers; each has equally many sums, of as many parts."""
-        sent = [
-            each
-            for total in sums
-            for part in total.parts
-            for each in _as_sent(part)
-        ]
-        received = iter(workers.concatenate_rows(sent))
+        sent = [_as_sent(part) for total in sums for part in total.parts]
+        received = iter(workers.concatenate_rows(sum(sent, [])))
         return [
             SparseSum(
                 [
-                    _received(part, [next(received) for _ in _as_sent(part)])
+                    _Part(part.kind, *[next(received) for _ in _as_sent(part)])
                     for part in total.parts
                 ],
                 total.dense_shape,
@@ -139,27 +126,28 @@ def _summed_rows(
     lists = [_split(gradient) for gradient in gradients]
     kinds = [[kind for kind, *_ in each] for each in lists]
     if any(other != kinds[0] for other in kinds):  # replicas differ in lookups
-        lists = [[(_ROWS, OriginNode(g.indices), g)] for g in gradients]
+        lists = [[(Kind.ROWS, None, g)] for g in gradients]
     parts = []
     for column in zip(*lists, strict=True):
-        kind = column[0][0]
         values = [slices.values for *_, slices in column]
         indices = [slices.indices for *_, slices in column]
-        part = _Part(kind, _joined(values), _joined(indices))
-        if kind == _COMMON:
-            nodes = [node for _, node, _ in column]
-            part = _common_part(nodes, values, indices, sizes, name)
+        part = _Part(column[0][0], _joined(values), _joined(indices))
+        if part.kind is Kind.COMMON:
+            counts = tf.stack([tf.shape(each)[0] for each in indices])
+            owner = owner_of([vector for _, vector, _ in column], sizes, name)
+            part = part._replace(counts=counts, owner=owner)
         parts.append(part)
     return SparseSum(parts, dense_shape)
 
 
-def _split(gradient: tf.IndexedSlices) -> list[tuple[str, OriginNode, Any]]:
+def _split(gradient: tf.IndexedSlices) -> list[tuple[Kind, Any, Any]]:
     """Splits a gradient into parts: kind, origin of the indices, and rows."""
-    nodes = _places(OriginNode(gradient.indices))
-    kinds = [_kind_of(node) for node in nodes]
-    if len(nodes) == 1 or (set(kinds) == {_ROWS}):
-        return [(kinds[0], OriginNode(gradient.indices), gradient)]
-    sizes = [_size(node) for node in nodes]
+    whole = gradient.indices
+    vectors = origin_of(whole).parts or (whole,)
+    kinds = [_kind_of(each) for each in vectors]
+    if len(vectors) == 1 or set(kinds) == {Kind.ROWS}:
+        return [(kinds[0], whole, gradient)]
+    sizes = [_size(each) for each in vectors]
     if any(size is None for size in sizes):
         warnings.warn(
             "A variable is looked up in several places of the model's own "
@@ -169,76 +157,29 @@ def _split(gradient: tf.IndexedSlices) -> list[tuple[str, OriginNode, Any]]:
             "device. Remove the `tf.function`: Keras compiles the whole step.",
             stacklevel=2,
         )
-        return [(_ROWS, nodes[0], gradient)]
-    return [
-        (kind, node, tf.IndexedSlices(values, indices))
-        for kind, node, values, indices in zip(
-            kinds,
-            nodes,
-            tf.split(gradient.values, sizes),
-            tf.split(gradient.indices, sizes),
-            strict=True,
-        )
-    ]
+        return [(Kind.ROWS, whole, gradient)]
+    parts = map(
+        tf.IndexedSlices,
+        tf.split(gradient.values, sizes),
+        tf.split(whole, sizes),
+    )
+    return list(zip(kinds, vectors, parts, strict=True))
 
 
-def _places(start: OriginNode) -> list[OriginNode]:
-    """Returns the indices of each lookup, which tapes concatenate."""
-    node, how = through(start, SAME)
-    if how is None or how.kind != "ConcatV2":
-        return [start]
-    inputs = how.inputs[:-1]
-    if any(each.tensor.shape.rank != 1 for each in inputs):
-        return [start]
-    return [place for each in inputs for place in _places(each)]
+def _kind_of(indices: Any) -> Kind:
+    kind = origin_of(indices).kind
+    return Kind.ROWS if kind is Kind.SHAPE else kind
 
 
-def _size(node: OriginNode) -> Any:
-    size = node.tensor.shape.num_elements()
-    if size is None and not node.calls:
-        return tf.size(node.tensor)
+def _size(vector: Any) -> Any:
+    size = vector.shape.num_elements()
+    if size is None and runtime_internals.is_in_this_graph(vector):
+        return tf.size(vector)
     return size
-
-
-def _kind_of(node: OriginNode) -> str:
-    if not depends_on_rows(node):
-        return _COMMON
-    _, how = through(node, SAME)
-    if how is None or not how.kind.startswith("Unique"):
-        return _ROWS
-    return _UNIQUE if how.output == 0 else _ROWS
-
-
-def _common_part(
-    nodes: Sequence[OriginNode],
-    values: Sequence[Any],
-    indices: Sequence[Any],
-    sizes: StepSizes,
-    name: str,
-) -> _Part:
-    """Sums the rows of indices that are not computed from the batch."""
-    counts = tf.stack([tf.shape(each)[0] for each in indices])
-    owner = owner_of(nodes, sizes, name)
-    if any(not are_equal(nodes[0], other) for other in nodes[1:]):
-        owner = _unless_they_differ(owner, _joined(indices), counts)
-    elif owner is Owner.BATCH:
-        lengths = {vector.shape[0] for vector in indices}
-        if len(lengths) == 1 and None not in lengths:
-            total = tf.add_n(list(values))
-            return _Part(_COMMON, total, indices[0], counts[:1])
-    return _Part(_COMMON, _joined(values), _joined(indices), counts, owner)
 
 
 def _joined(tensors: Sequence[Any]) -> Any:
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0)
-
-
-def _unless_they_differ(owner: Any, indices: Any, counts: Any) -> Any:
-    """Returns the owner, or `REPLICA` if replicas have other indices."""
-    padded = _of_each(indices, counts, -1)
-    longest = tf.reduce_max(padded, axis=0)
-    are_same = tf.reduce_all((padded == longest) | (padded == -1))
-    return tf.where(are_same, _number(owner), int(Owner.REPLICA))
 
 
 def _of_each(rows: Any, counts: Any, default: int) -> Any:
@@ -247,45 +188,32 @@ def _of_each(rows: Any, counts: Any, default: int) -> Any:
     return ragged.to_tensor(tf.cast(default, rows.dtype))
 
 
-def _number(owner: Any) -> Any:
-    return tf.cast(int(owner) if isinstance(owner, Owner) else owner, tf.int32)
-
-
 def _finished(part: _Part) -> tuple[Any, Any]:
     """Returns the rows and indices that one device would have."""
-    if part.kind == _UNIQUE:
+    joined = part.values, part.indices
+    if part.kind is Kind.UNIQUE:
         indices, places = tf.unique(part.indices)
         size = tf.size(indices)
         return tf.math.unsorted_segment_sum(part.values, places, size), indices
-    if part.kind == _ROWS:
-        return part.values, part.indices
+    if part.kind is Kind.ROWS or part.counts.shape[0] == 1:
+        return joined
+    each = _of_each(part.indices, part.counts, -1)
+    longest = tf.reduce_max(each, axis=0)
+    # They differ if they were computed from the replica's id.
+    are_same = tf.reduce_all((each == longest) | (each == -1))
+    is_once = are_same & (tf.reduce_max(part.owner) != int(Owner.ROWS))
 
     def summed() -> tuple[Any, Any]:
         values = _of_each(part.values, part.counts, 0)
-        indices = _of_each(part.indices, part.counts, -1)
-        return tf.reduce_sum(values, axis=0), tf.reduce_max(indices, axis=0)
+        return tf.reduce_sum(values, axis=0), longest
 
-    joined = part.values, part.indices
-    if part.owner is Owner.ROWS or part.counts.shape[0] == 1:
-        return joined
-    owner = _number(part.owner)
-    is_common = (owner == int(Owner.BATCH)) | (owner == int(Owner.UNKNOWN))
-    rows, indices = tf.cond(is_common, summed, lambda: joined)
+    rows, indices = tf.cond(is_once, summed, lambda: joined)
     return rows, indices
 
 
 def _as_sent(part: _Part) -> list[Any]:
     sent = [part.values, part.indices]
-    if part.kind == _COMMON:
-        sent += [part.counts, tf.reshape(_number(part.owner), [1])]
+    if part.kind is Kind.COMMON:
+        owner = tf.reshape(tf.cast(part.owner, tf.int32), [1])
+        sent += [part.counts, owner]
     return sent
-
-
-def _received(part: _Part, everyone: Sequence[Any]) -> _Part:
-    """Makes a part of the concatenated tensors of all workers."""
-    values, indices, *more = everyone
-    if not more:
-        return _Part(part.kind, values, indices)
-    counts, owners = more
-    owner = _unless_they_differ(tf.reduce_max(owners), indices, counts)
-    return _Part(_COMMON, values, indices, counts, owner)

@@ -24,7 +24,6 @@ from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import natives
-from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import AssignmentOrder
 from keras_dist_tensorflow.engine import StepExecutor
 from keras_dist_tensorflow.executor import TensorFlowHome
@@ -136,12 +135,6 @@ class TensorFlowReplicaExecutor(StepExecutor):
             replica = MirroredReplica(index, shares[index], round_, group)
             results[index] = fn(replica)
 
-        plain = tf.autograph.experimental.do_not_convert(on_replica)
-
-        def run() -> None:
-            with runtime_internals.without_advice():
-                self.native.run(plain)
-
         try:
             is_in_replica = (
                 tf.distribute.has_strategy()
@@ -150,9 +143,11 @@ class TensorFlowReplicaExecutor(StepExecutor):
             if is_in_replica and tf.executing_eagerly():
                 # An update within an update: a native replica cannot call
                 # `run`, so the replicas run from a thread without a strategy.
-                natives.apart(run, self.plan.primary)
+                natives.apart(
+                    lambda: self.native.run(on_replica), self.plan.primary
+                )
             else:
-                run()
+                self.native.run(on_replica)
         except BaseException as error:
             round_.undo()
             if "different number of" not in str(error) or isinstance(
@@ -220,8 +215,8 @@ class MirroredReplica(TensorFlowReplica):
 
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         # In place, because a tape watches the variable itself.
-        copies = natives.components(keras_internals.native_of(variable))
-        copy = copies[self.index % len(copies)]
+        native = keras_internals.native_of(variable)
+        copy = natives.copy_of(native, self.index)
         if self.share is WHOLE and tf.executing_eagerly():
             self.round.overwritten.append((copy, copy.read_value()))
         copy.assign(value)

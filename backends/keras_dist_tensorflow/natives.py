@@ -35,6 +35,12 @@ def components(native: Any) -> tuple[Any, ...]:
     return (native,)
 
 
+def copy_of(native: Any, index: int) -> Any:
+    """Returns a replica's copy of a variable, or its only one."""
+    copies = components(native)
+    return copies[index % len(copies)]
+
+
 def devices_of(native: Any) -> tuple[Device, ...]:
     return tuple(parse_device(copy.device) for copy in components(native))
 

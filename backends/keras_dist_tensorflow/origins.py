@@ -2,12 +2,12 @@
 
 Optimizers treat a sparse gradient's rows one by one. Indices that were computed
 from rows differ between replicas, others are the same. A graph has the
-operations that made the indices; outside of graphs, `noting` records them.
+operations that made the indices; outside of graphs, `noting` sees them.
 """
 
 import contextlib
-import dataclasses
 import enum
+import itertools
 import warnings
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -16,56 +16,62 @@ from collections.abc import Set
 from typing import Any
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from keras_dist.errors import see_section
 from keras_dist_tensorflow import runtime_internals
 
-_MARK = "_keras_dist_rows"
-_MADE = "_keras_dist_made"
-_ROWS = "rows"
-_SHAPE = "shape"
-# Operations that pass indices on, and the position of the input with them.
-# Keras handles negative indices with `SelectV2`, of which that is the last.
-_PASSED_ON = {"Reshape": 0, "Identity": 0, "Cast": 0, "SelectV2": 2}
-SAME = tuple(_PASSED_ON)
+_ORIGIN = "_keras_dist_origin"
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_READS = ("ReadVariableOp", "Placeholder")
+# Operations that pass a tensor on, and the position of the input with it.
+# Keras handles negative indices with `SelectV2`, of which that is the last. A
+# variable's value has the variable's shape, whatever the batch.
+_PASSED_ON = {
+    "Cast": 0,
+    "Identity": 0,
+    "ReadVariableOp": 0,
+    "Reshape": 0,
+    "SelectV2": 2,
+}
 
 
-class OriginNode(NamedTuple):
-    """A tensor, and the calls of functions in whose bodies it is."""
+class Kind(enum.Enum):
+    """Says whether a tensor was computed from rows."""
 
-    tensor: Any
-    calls: tuple[Any, ...] = ()
+    COMMON = enum.auto()  # from none
+    ROWS = enum.auto()
+    UNIQUE = enum.auto()  # from rows; each number is there once
+    SHAPE = enum.auto()  # the shape of a tensor from rows
 
 
-class Made(NamedTuple):
-    """The operation that made a tensor: its type, inputs and attributes."""
+class Origin(NamedTuple):
+    """Knowledge of how a tensor was made."""
 
-    kind: str
-    inputs: list[OriginNode]
-    output: int = 0
-    # True if it may give another value each time, and on each replica.
-    is_stateful: bool = True
-    attributes: Any = None
+    kind: Kind = Kind.COMMON
+    # What a vector of integers was concatenated from.
+    parts: tuple[Any, ...] = ()
+    # The tensor before operations that passed it on; `None` if it is this one.
+    source: Any = None
+    is_given: bool = False  # by `mark_rows`
 
 
 def mark_rows(values: Iterable[Any]) -> None:
     """Marks tensors, or their components, as rows of a batch."""
     for value in values:
         if isinstance(value, tf.SparseTensor):
-            setattr(value.dense_shape, _MARK, _SHAPE)
+            shape = Origin(Kind.SHAPE, is_given=True)
+            setattr(value.dense_shape, _ORIGIN, shape)
             mark_rows([value.indices, value.values])
         elif isinstance(value, tf.RaggedTensor):
             mark_rows([*value.nested_row_splits, value.flat_values])
         elif isinstance(value, tf.Tensor):
-            setattr(value, _MARK, _ROWS)
+            setattr(value, _ORIGIN, Origin(Kind.ROWS, is_given=True))
 
 
 @contextlib.contextmanager
 def noting() -> Iterator[None]:
-    """Records the origins of tensors that this thread computes eagerly."""
+    """Sets the origins of tensors that this thread computes eagerly."""
     if not tf.executing_eagerly():
         yield
         return
@@ -73,143 +79,109 @@ def noting() -> Iterator[None]:
         yield
 
 
-def made(node: OriginNode) -> Made | None:
-    """Returns the operation that made a tensor, also in called functions."""
-    tensor, calls = node
-    if runtime_internals.is_eager(tensor):
-        kept: Made | None = getattr(tensor, _MADE, None)
-        return kept
-    operation = tensor.op
-    if operation.type in _CALLS:
-        body = runtime_internals.body_of(operation)
+def note_graph(graph: Any) -> None:
+    """Sets the origins of a graph's tensors, also in functions it calls."""
+    for call in graph.get_operations():
+        body = None
+        if call.type in _CALLS:
+            body = runtime_internals.body_of(call)
         if body is not None:
-            inner = body.outputs[tensor.value_index]
-            return Made("Identity", [OriginNode(inner, (*calls, operation))])
-    if operation.type == "Placeholder" and calls:
-        *outer, call = calls
-        for own, given in zip(tensor.graph.inputs, call.inputs, strict=False):
-            if own is tensor:
-                return Made("Identity", [OriginNode(given, tuple(outer))])
-    return Made(
-        operation.type,
-        [OriginNode(each, calls) for each in operation.inputs],
-        tensor.value_index,
-        operation.op_def is None or operation.op_def.is_stateful,
-        operation.node_def.attr,
-    )
+            _pass_on(call.inputs, body.inputs)
+            note_graph(body)
+            _pass_on(body.outputs, call.outputs)
+        elif call.inputs:
+            _note(call.type, call.inputs, None, call.outputs)
 
 
-def depends_on_rows(start: OriginNode) -> bool:
-    """Returns whether a tensor was computed from marked rows."""
-    seen = set()
-    waiting = [start]
-    while waiting:
-        node = waiting.pop()
-        key = (id(node.tensor), *map(id, node.calls))
-        if key in seen:
-            continue
-        seen.add(key)
-        if getattr(node.tensor, _MARK, None):
-            return True
-        how = made(node)
-        if how is not None and how.kind != "Rank":
-            skipped = 1 if _is_size_of_another_axis(how) else 0
-            waiting += how.inputs[skipped:]
-    return False
+def origin_of(tensor: Any) -> Origin:
+    return getattr(tensor, _ORIGIN, Origin())
 
 
-def are_equal(first: OriginNode, second: OriginNode) -> bool:
-    """Returns whether tensors are known to be computed alike."""
-    seen = set()
-    waiting = [(first, second)]
-    while waiting:
-        one, other = waiting.pop()
-        key = (id(one.tensor), id(other.tensor))
-        if one.tensor is other.tensor or key in seen:
-            continue
-        seen.add(key)
-        how, also = made(one), made(other)
-        if how is None or also is None:
-            return False
-        if how.is_stateful or also.is_stateful:
-            return False
-        alike = how.kind == also.kind and how.attributes == also.attributes
-        if not alike or how.output != also.output:
-            return False
-        if len(how.inputs) != len(also.inputs):
-            return False
-        waiting += zip(how.inputs, also.inputs, strict=True)
-    return True
+def _pass_on(tensors: Iterable[Any], to: Iterable[Any]) -> None:
+    for tensor, other in zip(tensors, to, strict=False):
+        if not origin_of(other).is_given:
+            origin = origin_of(tensor)._replace(source=_source(tensor))
+            setattr(other, _ORIGIN, origin._replace(is_given=False))
 
 
-def through(
-    node: OriginNode, kinds: tuple[str, ...]
-) -> tuple[OriginNode, Made | None]:
-    """Returns the tensor before operations of some kinds, and its maker."""
-    how = made(node)
-    while how is not None and how.kind in kinds:
-        node = how.inputs[_PASSED_ON[how.kind]]
-        how = made(node)
-    return node, how
-
-
-def _is_size_of_another_axis(how: Made) -> bool:
-    """Returns whether an operation takes sizes of a shape, but not axis 0's."""
-    if how.kind == "Unpack":
-        return how.output > 0 and _is_shape(how.inputs[0])
-    if how.kind not in ("StridedSlice", "GatherV2") or not _is_shape(
-        how.inputs[0]
-    ):
-        return False
-    begin = tf.get_static_value(how.inputs[1].tensor)
-    axes = how.inputs[0].tensor.shape
-    if begin is None or axes.rank != 1:
-        return False
-    if how.kind == "StridedSlice":
-        step = tf.get_static_value(how.inputs[3].tensor)
-        if step is None or step.min() < 1:
-            return False
-    if begin.min() < 0 and axes[0] is None:
-        return False
-    # `begin_mask` needs no look: TensorFlow sets `begin` to 0 with it.
-    return bool((begin % (axes[0] or begin.max() + 1)).min() > 0)
-
-
-def _is_shape(node: OriginNode) -> bool:
-    node, how = through(node, ("Identity", "Cast"))
-    if getattr(node.tensor, _MARK, None) == _SHAPE:
-        return True
-    return how is not None and how.kind in ("Shape", "ShapeN")
+def _source(tensor: Any) -> Any:
+    source = origin_of(tensor).source
+    return tensor if source is None else source
 
 
 def _note(
-    kind: Any,
+    operation: Any,
     inputs: Any,
     attributes: Any,
     outputs: Any,
     op_name: Any = None,
     graph: Any = None,
 ) -> None:
-    """Records origins: operations of integers, marks of all other tensors."""
+    """Sets the origins of what an operation returns."""
     if graph is not None:
         return
-    kind = kind.decode() if isinstance(kind, bytes) else kind
-    has_rows: bool | None = None
+    if isinstance(operation, bytes):
+        operation = operation.decode()
+    before = [origin_of(each) for each in inputs]
+    passed = _PASSED_ON.get(operation)
     for place, output in enumerate(outputs):
-        if output.dtype.is_integer or output.dtype.is_bool:
-            nodes = [OriginNode(each) for each in inputs]
-            setattr(output, _MADE, Made(kind, nodes, place))
+        if origin_of(output).is_given:
             continue
-        # Recording inputs keeps them alive, and those of other dtypes may be
-        # large.
-        if has_rows is None:
-            has_rows = any(depends_on_rows(OriginNode(each)) for each in inputs)
-        if has_rows:
-            setattr(output, _MARK, _ROWS)
+        origin = Origin(_kind(operation, inputs, before, place))
+        # Others would be kept alive, and may be large.
+        if output.dtype.is_integer and passed is not None:
+            source = _source(inputs[passed])
+            origin = Origin(origin.kind, before[passed].parts, source)
+        elif operation == "ConcatV2" and _is_vector(output):
+            pairs = zip(inputs[:-1], before, strict=False)
+            parts = [own.parts or (each,) for each, own in pairs]
+            origin = Origin(origin.kind, tuple(itertools.chain(*parts)))
+        setattr(output, _ORIGIN, origin)
 
 
-@dataclasses.dataclass(frozen=True)
-class StepSizes:
+def _is_vector(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_integer and tensor.shape.rank == 1)
+
+
+def _kind(
+    operation: str, inputs: Any, before: Sequence[Origin], place: int
+) -> Kind:
+    """Returns the kind of an operation's output at some place."""
+    kinds = [origin.kind for origin in before]
+    if kinds[:1] == [Kind.SHAPE]:
+        kinds[0] = _kind_of_sizes(operation, inputs, place)
+    if operation == "Rank" or set(kinds) <= {Kind.COMMON}:
+        return Kind.COMMON
+    if operation in ("Shape", "ShapeN"):
+        return Kind.SHAPE
+    passed = _PASSED_ON.get(operation)
+    if passed is not None and kinds[passed] is not Kind.COMMON:
+        return kinds[passed]
+    is_unique = operation.startswith("Unique") and place == 0
+    return Kind.UNIQUE if is_unique else Kind.ROWS
+
+
+def _kind_of_sizes(operation: str, inputs: Any, place: int) -> Kind:
+    """Returns whether what takes sizes of a shape may take that of axis 0."""
+    if operation == "Unpack":
+        return Kind.COMMON if place > 0 else Kind.ROWS
+    axes = inputs[0].shape
+    if operation not in ("StridedSlice", "GatherV2") or axes.rank != 1:
+        return Kind.SHAPE
+    begin = tf.get_static_value(inputs[1])
+    step = 1
+    if operation == "StridedSlice":
+        step = tf.get_static_value(inputs[3])
+    if begin is None or step is None or np.min(step) < 1:
+        return Kind.ROWS
+    if begin.min() < 0 and axes[0] is None:
+        return Kind.ROWS
+    # `begin_mask` needs no look: TensorFlow sets `begin` to 0 with it.
+    takes_first = (begin % (axes[0] or begin.max() + 1)).min() == 0
+    return Kind.ROWS if takes_first else Kind.COMMON
+
+
+class StepSizes(NamedTuple):
     """Each replica's possible numbers of rows, and `tensors_so_far` then."""
 
     # For each replica, the known numbers of rows that it may have.
@@ -226,69 +198,33 @@ class Owner(enum.IntEnum):
     ROWS = 1
     # The same for any batch: one device has them once.
     BATCH = 2
-    # Different on each replica, as if computed from the replica's id.
-    REPLICA = 3
 
 
-def owner_of(nodes: Sequence[OriginNode], sizes: StepSizes, name: str) -> Any:
+def owner_of(vectors: Sequence[Any], sizes: StepSizes, name: str) -> Any:
     """Returns the `Owner` of indices, or a tensor; warns if it guesses."""
-    inner = [_as_made(node) for node in nodes]
-    lengths = [_length(node, sizes.start) for node in inner]
-    if len(lengths) != len(sizes.rows) or not all(
-        length in rows for length, rows in zip(lengths, sizes.rows, strict=True)
+    sources = [_source(vector) for vector in vectors]
+    lengths: Any = [s.shape[0] if s.shape.rank else None for s in sources]
+    if (
+        len(sources) != len(sizes.rows)
+        or any(
+            n not in rows for n, rows in zip(lengths, sizes.rows, strict=True)
+        )
+        or runtime_internals.is_made_outside(sources[0], sizes.start)
     ):
         return Owner.BATCH
-    most = max(length or 0 for length in lengths)
+    most = max(lengths)
     if most == 1:
         return Owner.UNKNOWN
-    longest = inner[lengths.index(most)].tensor
-    are_equal: Any = tf.reduce_all(longest == longest[:1])
-    value = _value_of(are_equal)
-    if value is None:
-        return tf.where(are_equal, int(Owner.ROWS), int(Owner.BATCH))
-    if not value:
-        return Owner.BATCH
-    if len(set(lengths)) == 1:
+    longest = sources[lengths.index(most)]
+    known = tf.get_static_value(longest)
+    is_equal = known is not None and (known == known[:1]).all()
+    if is_equal and len(set(lengths)) == 1:
         _warn(name, most)
-    return Owner.ROWS
+    are_equal = tf.reduce_all(longest == longest[:1])
+    return tf.where(are_equal, int(Owner.ROWS), int(Owner.BATCH))
 
 
-def _as_made(node: OriginNode) -> OriginNode:
-    """Returns the indices before they were flattened to a vector."""
-    inner, how = through(node, ("Identity", "Cast"))
-    return inner if how is None or how.kind != "Reshape" else how.inputs[0]
-
-
-def _length(node: OriginNode, start: int) -> int | None:
-    """Returns the static length of indices, `None` if not made in the step."""
-    source, how = through(node, SAME)
-    # A variable's value has the variable's shape, whatever the batch.
-    is_read = how is not None and how.kind in _READS
-    is_outside = runtime_internals.is_made_outside(source.tensor, start)
-    if node.calls or is_read or is_outside:
-        return None
-    shape = node.tensor.shape
-    return shape[0] if shape.rank else None
-
-
-def _value_of(tensor: Any) -> bool | None:
-    """Computes a boolean that depends on no batch; `None` if it can't."""
-    if runtime_internals.is_eager(tensor):
-        return bool(tensor)
-    graph = tensor.graph.as_graph_def()
-    own = tf.compat.v1.graph_util.extract_sub_graph(graph, [tensor.op.name])
-    for operation in own.node:
-        operation.device = ""
-    with tf.Graph().as_default() as alone:
-        (copy,) = tf.import_graph_def(own, return_elements=[tensor.name])
-        with tf.compat.v1.Session(graph=alone) as session:
-            try:
-                return bool(session.run(copy))
-            except tf.errors.InvalidArgumentError:  # it reads a variable
-                return None
-
-
-def _warn(name: str, count: int | None) -> None:
+def _warn(name: str, count: int) -> None:
     warnings.warn(
         f"Variable '{name}' is looked up by {count} equal indices that are "
         "not computed from the batch, as many as each replica has rows. "

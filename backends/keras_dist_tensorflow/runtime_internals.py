@@ -3,7 +3,6 @@
 import contextlib
 import json
 import secrets
-import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.core.context import replaced
 from keras_dist.core.values import arithmetic
 from keras_dist.internals.private_names import private
 
@@ -58,11 +56,6 @@ for _name in (
     "tensorflow.python.pywrap_tfe.TFE_Py_UID",
 ):
     private(_name)
-
-
-def native_per_replica(values: Sequence[Any]) -> Any:
-    """Makes a native per-replica value, which also counts as one of ours."""
-    return NativePerReplica(tuple(values))
 
 
 class NativePerReplica(_PerReplica):
@@ -126,25 +119,12 @@ def captured_creation() -> Callable[..., Any]:
     return taken_over
 
 
-class _Advice(threading.local):
-    def __init__(self) -> None:
-        self.is_unwanted = False
-
-
-_advice = _Advice()
-
-
-def without_advice() -> contextlib.AbstractContextManager[None]:
-    """Silences advice on `MirroredStrategy` run eagerly, inside."""
-    return replaced(_advice, is_unwanted=True)
-
-
 def hook_filter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps the filter of TensorFlow's log."""
+    """Wraps the filter of TensorFlow's log, which drops an advice."""
 
     def keep(record: Any) -> Any:
         is_advice = "MirroredStrategy eagerly" in str(record.msg)
-        return not (_advice.is_unwanted and is_advice) and original(record)
+        return not is_advice and original(record)
 
     return keep
 
@@ -274,11 +254,6 @@ def captures_of(function: Any) -> list[Any]:
     ]
 
 
-def is_eager(tensor: Any) -> bool:
-    """Returns whether a tensor is eager: it has a value and is in no graph."""
-    return isinstance(tensor, EagerTensor)
-
-
 def tensors_so_far() -> int:
     """Returns a number smaller than the `_id` of any tensor made later."""
     return int(pywrap_tfe.TFE_Py_UID())
@@ -286,12 +261,14 @@ def tensors_so_far() -> int:
 
 def is_made_outside(tensor: Any, start: int) -> bool:
     """Tells if a tensor is of before a step or outside of its graph."""
-    if is_eager(tensor):
+    if isinstance(tensor, EagerTensor):
         return bool(tensor._id < start)
-    captures = getattr(tensor.graph, "function_captures", None)
-    if captures is None:
-        return False
-    return any(own is tensor for own in captures.by_val_internal.values())
+    return tensor.op.type == "Placeholder" or not is_in_this_graph(tensor)
+
+
+def is_in_this_graph(tensor: Any) -> bool:
+    graph = tf.compat.v1.get_default_graph()
+    return isinstance(tensor, EagerTensor) or tensor.graph is graph
 
 
 def body_of(call: tf.Operation) -> Any:

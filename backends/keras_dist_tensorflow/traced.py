@@ -166,7 +166,7 @@ def _closed(leaf: Any) -> Any:
     if type(leaf) in (PerReplica, Mirrored) and all(
         _is_number(value) for value in leaf.values
     ):
-        return runtime_internals.native_per_replica(
+        return runtime_internals.NativePerReplica(
             [tf.convert_to_tensor(value) for value in leaf.values]
         )
     return leaf

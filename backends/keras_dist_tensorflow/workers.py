@@ -104,12 +104,17 @@ class TensorFlowWorkers(Workers):
         what: str = "a sum",
     ) -> list[Any]:
         """Sums tensors; large ones of float32 travel as the dtype `wire`."""
-        everyone = None
-        if tf.executing_eagerly() and tensors:
-            everyone = self._everyones(what, tensors)
+        everyone = self._everyones(what, tensors) if tensors else None
         if everyone is None:
             return self.sum_alike(tensors, wire)
         return self._totals(everyone)
+
+    def _everyones(
+        self, what: str, tensors: Sequence[Any]
+    ) -> list[list[np.ndarray]] | None:
+        # In a graph, no size is small: collectives there have no frame.
+        eager = tf.executing_eagerly()
+        return super()._everyones(what, tensors) if eager else None
 
     def sum_alike(
         self, tensors: Sequence[Any], wire: str | None = None
@@ -143,13 +148,6 @@ class TensorFlowWorkers(Workers):
             tf.reshape(part, shape_of(tensor))
             for part, tensor in zip(parts, tensors, strict=True)
         ]
-
-    def gather(
-        self, tensors: Sequence[Any], *, what: str = "a gather"
-    ) -> list[list[Any]]:
-        if tf.executing_eagerly():
-            return super().gather(tensors, what=what)
-        return self.gather_alike(tensors)
 
     def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
         if not tensors:
@@ -186,7 +184,6 @@ class TensorFlowWorkers(Workers):
             own = rows[self.cluster.index]
             are_known = all(isinstance(n, int) for n in rows)
             most = max(rows) if are_known else tf.reduce_max(tf.stack(rows))
-            is_static = are_known
             sizes = [tf.shape(t)[0] for t in ragged]
             fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
             padded = [
@@ -203,7 +200,7 @@ class TensorFlowWorkers(Workers):
 
             def by_sizes() -> list[list[Any]]:
                 everyone = self._gather_ragged(tensors)
-                if not is_static or len(set(rows)) > 1:
+                if not are_known or len(set(rows)) > 1:
                     return everyone
                 return [
                     [
@@ -214,16 +211,11 @@ class TensorFlowWorkers(Workers):
                 ]
 
             known = {t.shape[0] for t in ragged} - {None}
-            if is_static and known - {own}:
+            if are_known and known - {own}:
                 # Sizes of other branches would hide those that are known.
                 return by_sizes()
             result: list[list[Any]] = tf.cond(all_fit, by_rows, by_sizes)
             return result
-
-    def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
-        if tf.executing_eagerly():
-            return super().broadcast(tensors)
-        return self.broadcast_alike(tensors)
 
     def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
         if not tensors:

@@ -7,6 +7,7 @@ import sys
 
 import keras
 import numpy as np
+from step_graphs import graph_of
 
 import keras_dist
 
@@ -22,16 +23,6 @@ class StepCounter(keras.layers.Layer):
     def call(self, x):
         self.steps.assign_add(1)
         return x
-
-
-def _graph_of_a_step(model, data):
-    model.train_on_batch(*data)
-    (step,) = [
-        c.cell_contents.__wrapped__
-        for c in model.train_function.__closure__
-        if "one_step_on_data" in str(c.cell_contents)
-    ]
-    return step.get_concrete_function((*data, None)).graph
 
 
 def _all_before(operation):
@@ -54,7 +45,8 @@ def test_assignments_wait_for_the_check_of_integers():
         )
         model.compile("sgd", "mse")
     data = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
-    operations = _graph_of_a_step(model, data).get_operations()
+    model.train_on_batch(*data)
+    operations = graph_of(model, *data).get_operations()
     (check, *_) = [op for op in operations if op.type in ("Assert", "If")]
     changes = [op for op in operations if op.type.startswith("Assign")]
     # The kernel, the bias, the iterations and the integer, on each device.
@@ -78,8 +70,9 @@ test_atomic.test_assignments_wait_for_the_check_of_integers()
 
 
 def test_assignments_wait_whichever_strategy_is_the_first():
-    tests = pathlib.Path(__file__).parents[2]
-    paths = [str(tests), *filter(None, [os.environ.get("PYTHONPATH")])]
+    here = pathlib.Path(__file__).parent
+    paths = [str(here.parents[1]), str(here)]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     done = subprocess.run(
         [sys.executable, "-c", AFTER_THE_DEFAULT_STRATEGY],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

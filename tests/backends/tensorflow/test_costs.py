@@ -5,6 +5,8 @@ import collections
 import keras
 import numpy as np
 import pytest
+from step_graphs import graph_of
+from step_graphs import step_of
 
 import keras_dist
 from bench.loops import PortableLoop
@@ -104,28 +106,13 @@ def test_batches_of_known_size_are_traced_once_less_than_by_plain_keras():
     def outcome(model):
         for rows in (8, 3, 1, 2, 8, 5):
             model.train_on_batch(X[:rows], Y[:rows])
-        (train,) = [
-            c.cell_contents
-            for c in model.train_function.__closure__
-            if callable(c.cell_contents)
-            and "one_step_on_data" in str(c.cell_contents)
-        ]
-        return train.__wrapped__.experimental_get_tracing_count()
+        step = step_of(model.train_function)
+        return step.experimental_get_tracing_count()
 
     with strategy_of(3).scope():
         model = make_model()
     # Of plain Keras, a trace that makes metrics and slots is thrown away.
     assert outcome(model) == outcome(make_model()) - 1
-
-
-def concrete_step(model):
-    """The graph of a train step on a batch of 8 rows."""
-    (step,) = [
-        c.cell_contents.__wrapped__
-        for c in model.train_function.__closure__
-        if "one_step_on_data" in str(c.cell_contents)
-    ]
-    return step.get_concrete_function((X[:8], Y[:8], None)).graph
 
 
 def test_metrics_are_not_updated_by_each_replica():
@@ -136,7 +123,7 @@ def test_metrics_are_not_updated_by_each_replica():
             model = make_model(weighted_metrics=["accuracy"])
         model.train_on_batch(X[:8], Y[:8])
         kinds = collections.Counter(
-            op.type for op in concrete_step(model).get_operations()
+            op.type for op in graph_of(model, X[:8], Y[:8]).get_operations()
         )
         return kinds["AssignVariableOp"], len(model.metrics_variables)
 

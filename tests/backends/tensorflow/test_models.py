@@ -16,24 +16,14 @@ from keras import ops
 
 import keras_dist
 from keras_dist.errors import UnsupportedModelError
+from parity.harness import central
+from parity.harness import scope
+from parity.harness import strategy as strategy_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(23, 5)).astype("float32")
-WORDS = RNG.integers(0, 7, (23, 4))
 Y = RNG.integers(0, 3, 23)
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
-
-
-def strategy_of(num_replicas):
-    return keras_dist.MirroredStrategy(
-        [f"cpu:{i}" for i in range(num_replicas)]
-    )
-
-
-def scope(num_replicas):
-    if num_replicas is None:
-        return contextlib.nullcontext()
-    return strategy_of(num_replicas).scope()
 
 
 def make_model(*extra, optimizer="sgd", inputs=None, **compile_kwargs):
@@ -70,41 +60,6 @@ def assert_like_plain(build, run, num_replicas=(2, 3), rtol=2e-5):
     for count in num_replicas:
         for got, want in zip(outcome(count), plain, strict=True):
             np.testing.assert_allclose(got, want, rtol=rtol, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        "sgd",
-        lambda: keras.optimizers.Adam(0.01, clipnorm=0.1),
-        lambda: keras.optimizers.RMSprop(0.01, global_clipnorm=0.1),
-    ],
-    ids=["sgd", "adam", "rmsprop"],
-)
-def test_sparse_gradients(optimizer):
-    """An embedding's: the same rows, in the same order."""
-
-    def build():
-        return make_model(
-            lambda: layers.Embedding(7, 5),
-            layers.Flatten,
-            optimizer=optimizer,
-            inputs=keras.Input((4,), dtype="int32"),
-        )
-
-    assert_like_plain(build, lambda m: m.fit(WORDS, Y, **FIT))
-
-
-def test_sparse_inputs():
-    """Gradients whose equal rows TensorFlow has added up."""
-    data = tf.sparse.from_dense(np.where(X > 0.5, X, 0.0))
-
-    def build():
-        return make_model(
-            optimizer="adam", inputs=keras.Input((5,), sparse=True)
-        )
-
-    assert_like_plain(build, lambda m: m.fit(data, Y, **FIT))
 
 
 def test_ragged_inputs():
@@ -296,13 +251,15 @@ def test_a_failed_trace_does_not_poison_the_model():
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
-def test_compilation_is_off_with_a_notice():
-    with scope(2):
+# One replica's variables may be on another device.
+@pytest.mark.parametrize(("make", "count"), [(strategy_of, 2), (central, 1)])
+def test_compilation_is_off_with_a_notice(make, count):
+    with scope(count, make):
         model = make_model(jit_compile=True)
     with pytest.warns(UserWarning, match="XLA compilation is off"):
         model.fit(X, Y, **FIT)
     assert not model.jit_compile
-    with scope(2):
+    with scope(count, make):
         silent = make_model(jit_compile="auto")
     silent.fit(X, Y, **FIT)
 
@@ -310,8 +267,9 @@ def test_compilation_is_off_with_a_notice():
 def test_models_of_several_strategies_in_turns_and_threads():
     """On CPU devices, TensorFlow's own collectives of two models collide."""
     made = []
-    for num_replicas in (None, 2, 3, 2):
-        with scope(num_replicas):
+    strategies = [*map(strategy_of, (2, 3, 2)), central(2), central(3)]
+    for opened in (scope(None), *(each.scope() for each in strategies)):
+        with opened:
             made.append(make_model(layers.BatchNormalization))
     for _ in range(2):
         for model in made:

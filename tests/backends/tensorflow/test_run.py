@@ -110,8 +110,9 @@ def test_assignments_in_a_function_of_its_own_are_refused_by_name():
     assert float(metric.result()) == 2.0
 
 
-def test_replicas_that_differ_are_named():
-    strategy = mirrored(3)
+@pytest.mark.parametrize("make", [mirrored, central])
+def test_replicas_that_differ_are_named(make):
+    strategy = make(3)
 
     def replica_fn():
         if context().replica_id_in_sync_group < 2:

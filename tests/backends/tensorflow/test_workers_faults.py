@@ -1,66 +1,38 @@
 """Workers that are lost, that never come, or that can't begin."""
 
-import contextlib
-import socket
+import re
 
 import pytest
+import worker_cases
 from tensorflow.python.eager import context
-from worker_processes import Workers
 
 import keras_dist
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.plan import Plan
-from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.launch.addresses import free_addresses
 from keras_dist.plugin.backend import get_backend
 from keras_dist_tensorflow.cluster import await_names
+from workers.test_signals import LIMIT
+from workers.test_signals import start  # noqa: F401
 
-# For processes that import TensorFlow while others do; less than `timeout`.
-STARTING = 200
+
+def test_an_error_of_one_worker_is_told_to_the_others_at_once(
+    start,  # noqa: F811
+):
+    """Long before the timeout of a collective."""
+    told, _ = start("raise").communicate(timeout=LIMIT)
+    assert re.search(r"worker 1 at \S+ ended with KeyError: 'its own'", told)
 
 
-@contextlib.contextmanager
-def running(folder, kind, victim=1, timeout="-", count=2, **options):
-    addresses = options.pop("addresses", None) or free_addresses(count)
-    workers = Workers(
-        folder,
-        "worker_faults.py",
-        addresses,
-        (kind, victim, timeout),
-        **options,
+def test_workers_end_one_after_the_other(capfd):
+    found = keras_dist.launch(
+        worker_cases.ends, workers=3, devices=1, timeout=LIMIT
     )
-    try:
-        yield workers
-    finally:
-        workers.end()
-
-
-def test_an_error_of_one_worker_is_told_to_the_others_at_once(tmp_path):
-    with running(tmp_path, "raise", timeout=300) as workers:
-        workers.wait_until_printed(0, "training", STARTING)
-        assert workers.wait(1, STARTING) == 1
-        assert "ValueError: the data is bad" in workers.printed(1)
-        status = workers.wait(0, STARTING)
-        printed = workers.printed(0)
-        assert status == RESTART_EXIT_CODE, printed[-3000:]
-        address = workers.addresses[1]
-        assert (
-            f"worker 1 at {address} ended with ValueError: the data is bad"
-            in printed
-        )
-
-
-def test_workers_end_one_after_the_other(tmp_path):
-    with running(tmp_path, "end", timeout=120, count=3) as workers:
-        for index in range(3):
-            status = workers.wait(index, STARTING)
-            printed = workers.printed(index)
-            assert status == 0, printed[-3000:]
-            assert "3.0" in printed
-            assert "refused another cluster" in printed
-            assert "StartAbort" not in printed
+    assert found == [3.0] * 3
+    shown = capfd.readouterr()
+    assert "StartAbort" not in shown.out + shown.err
 
 
 def refused(addresses, index=0):
@@ -114,18 +86,3 @@ def test_private_names_are_where_they_are_looked_for():
         "wait_at_barrier",
     ):
         assert hasattr(runtime, name), name
-
-
-def own_address():
-    """This machine's address of other machines."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing
-        return probe.getsockname()[0]
-
-
-def check_reached_on_loopback_only(address):
-    """TensorFlow itself listens on every interface."""
-    port = int(address.rpartition(":")[2])
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    with pytest.raises(TimeoutError):
-        socket.create_connection((own_address(), port), timeout=1)

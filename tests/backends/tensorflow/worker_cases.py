@@ -1,144 +1,28 @@
-"""What workers run in `test_workers.py`: a script for one of them.
-
-Usage: worker_cases.py INDEX ADDRESS,ADDRESS,... FILE
-
-Writes what the cases return to FILE, a pickle of a dict by case.
-"""
+"""What workers run in `test_workers.py`."""
 
 import collections
+import dataclasses
 import functools
-import pickle
-import sys
-from pathlib import Path
+import time
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
+from step_graphs import step_of
 
 import keras_dist
 from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.plan import Cluster
-from keras_dist.core.plan import Plan
 from keras_dist.core.rows import Share
+from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import get_backend
-from keras_dist.strategies.strategy import Strategy
+from keras_dist_tensorflow import workers as workers_module
 from keras_dist_tensorflow.gradients import sum_over_workers
 
 
-class WorkerStrategy(Strategy):
-    """A replica on each device of each worker."""
-
-
-def strategy_of(cluster, options=None):
-    backend = get_backend()
-    backend.join(cluster, options or CommunicationOptions())
-    devices = tuple(backend.list_devices())
-    return WorkerStrategy(
-        Plan(tuple((device,) for device in devices), devices, cluster)
-    )
-
-
-def array(value):
-    return np.asarray(keras.ops.convert_to_numpy(value))
-
-
-def local(strategy, value):
-    return [array(v) for v in strategy.experimental_local_results(value)]
-
-
 def devices(strategy):
-    return (
-        [str(d) for d in get_backend().list_devices()],
-        [str(d) for d in strategy.plan.devices],
-        strategy.num_replicas_in_sync,
-    )
-
-
-def values_of(strategy):
-    def value_fn(context):
-        return keras.ops.convert_to_tensor(
-            [float(context.replica_id_in_sync_group), 1.0]
-        )
-
-    return strategy.experimental_distribute_values_from_function(value_fn)
-
-
-def reductions(strategy):
-    value = values_of(strategy)
-    return {
-        "sum": array(strategy.reduce("SUM", value, axis=None)),
-        "mean": array(strategy.reduce("MEAN", value, axis=None)),
-        "sum_rows": array(strategy.reduce("SUM", value, axis=0)),
-        "mean_rows": array(strategy.reduce("MEAN", value, axis=0)),
-        "gather": array(strategy.gather(value, axis=0)),
-        "local": local(strategy, value),
-    }
-
-
-def replica_ids(strategy):
-    def fn():
-        context = keras_dist.get_replica_context()
-        return keras.ops.convert_to_tensor(
-            [
-                int(context.replica_id_in_sync_group),
-                context.num_replicas_in_sync,
-            ]
-        )
-
-    return local(strategy, strategy.run(fn))
-
-
-def collectives(strategy):
-    """all_reduce and all_gather in replicas, with gradients."""
-
-    def fn(x):
-        context = keras_dist.get_replica_context()
-        index = float(context.replica_id_in_sync_group)
-
-        def loss(x):
-            total = context.all_reduce("SUM", x * (index + 1.0))
-            joined = context.all_gather(x[: int(index) % 2 + 1], axis=0)
-            value = keras.ops.sum(total * total) + keras.ops.sum(
-                joined * joined * (index + 1.0)
-            )
-            return value, (total, joined)
-
-        (value, (total, joined)), gradient = keras_dist.value_and_grad(
-            loss, x, has_aux=True
-        )
-        return {"t": total, "j": joined, "g": gradient, "v": value}
-
-    result = {}
-    for name, wrap in (("eager", lambda f: f), ("traced", keras_dist.function)):
-        value = strategy.experimental_distribute_values_from_function(
-            lambda context: keras.ops.convert_to_tensor(
-                [1.0 + context.replica_id_in_sync_group, 2.0]
-            )
-        )
-        out = strategy.run(wrap(fn), args=(value,))
-        result[name] = {k: local(strategy, v) for k, v in out.items()}
-    return result
-
-
-def variables(strategy):
-    with strategy.scope():
-        mirrored = keras.Variable(
-            [1.0, 2.0], aggregation="mean", name="mirrored"
-        )
-        counted = keras.Variable(
-            0.0, synchronization="on_read", aggregation="sum", name="counted"
-        )
-
-    def fn():
-        context = keras_dist.get_replica_context()
-        index = float(context.replica_id_in_sync_group)
-        mirrored.assign_add([index, 1.0])
-        counted.assign_add(index + 1.0)
-
-    strategy.run(fn)
-    first = array(mirrored.value), array(counted.value)
-    strategy.run(keras_dist.function(fn))
-    return first, (array(mirrored.value), array(counted.value))
+    """Those of this worker, as TensorFlow lists everyone's."""
+    return [str(device) for device in get_backend().list_devices()]
 
 
 def dtypes(strategy):
@@ -301,87 +185,6 @@ def masked(strategy):
     return found
 
 
-def make_model():
-    keras.utils.set_random_seed(3)
-    tokens = keras.Input((3,), dtype="int32", name="tokens")
-    x = keras.layers.Embedding(7, 4)(tokens)
-    x = keras.layers.GlobalAveragePooling1D()(x)
-    x = keras.layers.BatchNormalization()(x)
-    x = keras.layers.Dense(8, activation="tanh")(x)
-    model = keras.Model(tokens, keras.layers.Dense(2)(x))
-    model.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=1.0),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-        weighted_metrics=[
-            keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
-        ],
-    )
-    return model
-
-
-def train(model, **options):
-    """Batches of 8, and of 8 and 3 rows: even, odd, fewer than replicas."""
-    rng = np.random.default_rng(0)
-    history = []
-    for rows, size in ((19, 8), (7, 3), (5, 4)):
-        x = rng.integers(0, 7, (rows, 3))
-        y = rng.integers(0, 2, (rows,))
-        weight = rng.uniform(0.5, 2.0, (rows,)).astype("float32")
-        history.append(
-            model.fit(
-                x,
-                y,
-                sample_weight=weight,
-                batch_size=size,
-                epochs=2,
-                verbose=0,
-                shuffle=False,
-                **options,
-            ).history
-        )
-        history.append(
-            model.evaluate(x, y, batch_size=size, verbose=0, return_dict=True)
-        )
-    return {
-        "history": history,
-        "weights": [array(v) for v in model.weights],
-        "predictions": model.predict(x, batch_size=2, verbose=0),
-    }
-
-
-def fit(strategy):
-    with strategy.scope():
-        model = make_model()
-    return train(model)
-
-
-def embeddings(strategy):
-    """Lists of rows, which an optimizer treats in its own way."""
-    with strategy.scope():
-        table = keras.layers.Embedding(5, 2, embeddings_initializer="ones")
-        table.build()
-        optimizer = keras.optimizers.SGD(1.0)
-        optimizer.build(table.trainable_variables)
-    seen = []
-
-    def step(rows):
-        _, gradients = keras_dist.value_and_grad(
-            lambda: keras.ops.sum(table(rows)), table.trainable_variables
-        )
-        seen.append(type(gradients[0]).__name__)
-        optimizer.apply(gradients, table.trainable_variables)
-
-    rows = strategy.experimental_distribute_values_from_function(
-        lambda context: keras.ops.convert_to_tensor(
-            [0] * (context.replica_id_in_sync_group + 1) + [1], dtype="int32"
-        )
-    )
-    strategy.run(step, args=(rows,))
-    strategy.run(keras_dist.function(step), args=(rows,))
-    return seen[0], array(table.embeddings)
-
-
 def collectives_of_a_step(strategy):
     """How often each kind is in the graph of a step: for each wire dtype, of
     a model with a loss only and of one with other metrics, by rows."""
@@ -406,11 +209,7 @@ def _counts_by_rows(strategy, metrics):
         model.compile("adam", "mse", **metrics)
     x, y = np.ones((8, 3), "float32"), np.ones((8, 2), "float32")
     model.train_on_batch(x, y)
-    (step,) = [
-        cell.cell_contents.__wrapped__
-        for cell in model.train_function.__wrapped__.__closure__
-        if "one_step_on_data" in str(cell.cell_contents)
-    ]
+    step = step_of(model.train_function.__wrapped__)
 
     def count(x, y):
         graph = step.get_concrete_function((x, y, None)).graph
@@ -455,30 +254,36 @@ def packs(strategy):
 
 CASES = (
     devices,
-    reductions,
-    replica_ids,
-    collectives,
-    variables,
     dtypes,
     nothing,
     ragged,
     even_shares,
     known_sizes,
     masked,
-    fit,
-    embeddings,
     collectives_of_a_step,
     packs,
 )
 
 
-def main(index, addresses, path):
-    addresses = tuple(addresses.split(","))
-    cluster = Cluster(int(index), addresses[0], addresses)
-    strategy = strategy_of(cluster)
-    results = {case.__name__: case(strategy) for case in CASES}
-    Path(path).write_bytes(pickle.dumps(results))
+def everything():
+    """What each case returns, by name."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    return {case.__name__: case(strategy) for case in CASES}
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def ends():
+    """Ends a second after the worker before it, the chief first.
+
+    Joins its cluster once more before that, and is refused by another one.
+    """
+    # How long one that has ended waits for the others.
+    workers_module.PARTING = 200.0
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    total = float(strategy.reduce("SUM", keras.ops.ones(()), axis=None))
+    cluster = strategy.plan.cluster
+    get_backend().join(dataclasses.replace(cluster), CommunicationOptions())
+    other = dataclasses.replace(cluster, restarts=1)
+    with pytest.raises(ClusterError, match="belongs to one cluster"):
+        get_backend().join(other, CommunicationOptions())
+    time.sleep(cluster.index)  # so that workers end one after the other
+    return total
