@@ -102,6 +102,10 @@ class SparseSum(NamedTuple):
         sums: Sequence["SparseSum"], workers: TensorFlowWorkers
     ) -> "list[SparseSum]":
         """Sums over workers; each has equally many sums, of as many parts."""
+        sums = [
+            total._replace(parts=[*map(_summed_here, total.parts)])
+            for total in sums
+        ]
         sent = [_as_sent(part) for total in sums for part in total.parts]
         received = iter(workers.concatenate_rows(sum(sent, [])))
         return [
@@ -195,20 +199,40 @@ def _finished(part: _Part) -> tuple[Any, Any]:
         indices, places = tf.unique(part.indices)
         size = tf.size(indices)
         return tf.math.unsorted_segment_sum(part.values, places, size), indices
-    if part.kind is Kind.ROWS or part.counts.shape[0] == 1:
+    if part.kind is Kind.ROWS:
+        return joined
+    is_once = tf.reduce_max(part.owner) != int(Owner.ROWS)
+    return _once_if(is_once, part)[:2]
+
+
+def _summed_here(part: _Part) -> _Part:
+    """Sums the rows of this worker's replicas that one device has once."""
+    if part.kind is not Kind.COMMON:
+        return part
+    # Of all workers' owners the largest counts, which is this one.
+    is_once = tf.equal(part.owner, int(Owner.BATCH))
+    values, indices, counts = _once_if(is_once, part)
+    return part._replace(values=values, indices=indices, counts=counts)
+
+
+def _once_if(is_once: Any, part: _Part) -> tuple[Any, Any, Any]:
+    """Returns rows, indices and counts, summed if replicas have the same."""
+    joined = part.values, part.indices, part.counts
+    if part.counts.shape[0] == 1:
         return joined
     each = _of_each(part.indices, part.counts, -1)
     longest = tf.reduce_max(each, axis=0)
     # They differ if they were computed from the replica's id.
     are_same = tf.reduce_all((each == longest) | (each == -1))
-    is_once = are_same & (tf.reduce_max(part.owner) != int(Owner.ROWS))
 
-    def summed() -> tuple[Any, Any]:
-        values = _of_each(part.values, part.counts, 0)
-        return tf.reduce_sum(values, axis=0), longest
+    def summed() -> tuple[Any, Any, Any]:
+        values = tf.reduce_sum(_of_each(part.values, part.counts, 0), axis=0)
+        return values, longest, tf.shape(longest)
 
-    rows, indices = tf.cond(is_once, summed, lambda: joined)
-    return rows, indices
+    found: tuple[Any, Any, Any] = tf.cond(
+        are_same & is_once, summed, lambda: joined
+    )
+    return found
 
 
 def _as_sent(part: _Part) -> list[Any]:
