@@ -25,7 +25,7 @@ from keras_dist.fit.workers import chief_saves
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import loops
 from keras_dist.fit.workers import together
-from keras_dist.fit.workers.backup_parts import refuse_parts
+from keras_dist.fit.workers.backup import refuse_parts
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
@@ -263,7 +263,7 @@ class Binding:
             executor = self.strategy.executor
             workers = executor.workers
             if workers is None and name == "fit":
-                refuse_parts(kwargs.get("callbacks"))
+                refuse_parts(model, kwargs.get("callbacks"))
             if workers is not None and not each_batch:
                 entry = Entry(name, model, executor, args, kwargs)
                 call, agree = entry.run, entry.agree

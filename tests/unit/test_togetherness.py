@@ -380,7 +380,7 @@ def test_an_unbuilt_model_is_refused(tmp_path):
     entry.agree()
     restore = entry._callbacks[0]
     restore.set_model(model)
-    with pytest.raises(ValueError, match="needs a model that is built"):
+    with pytest.raises(ValueError, match="which is not built"):
         restore.on_train_begin()
 
 

@@ -14,6 +14,7 @@ from parity.harness import sharded_variables
 from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import compiled
 from sharded.helpers import fit
+from sharded.helpers import mirrored
 from sharded.helpers import sharded
 from sharded.helpers import state_of
 from workers import clusters
@@ -183,7 +184,7 @@ def test_a_backup_in_parts(saving, restoring, frequency, tmp_path):
 def test_one_process_does_not_begin_again(tmp_path):
     path = str(tmp_path / "backup")
     launched("back_up", TWO, path, "epoch", 2, 1)
-    model = compiled(2, sharded)
+    model = compiled(2, sharded if SHARDS_ON_DEVICES else mirrored)
     backup = keras.callbacks.BackupAndRestore(path)
     with pytest.raises(ValueError, match="keras_dist.restore_sharded"):
         fit(model, epochs=4, callbacks=[backup])
@@ -205,3 +206,13 @@ def test_the_kind_of_a_backup_may_change(tmp_path):
     fit(whole, epochs=4)
     for end in launched("go_on", TWO, path, "epoch"):
         assert_same(end, state_of(whole))
+
+
+@pytest.mark.parametrize("what", ["variables", "mirrored"])
+def test_workers_that_have_to_end(what, tmp_path):
+    """They save in parts what is in parts, and the chief saves the rest."""
+    for saved, restored in launched("preempt", (what, 2, 1), tmp_path):
+        assert_same(restored, saved, rtol=0, atol=0)
+    in_parts = (tmp_path / "preemption" / "checkpoint.json").exists()
+    assert in_parts == (what == "variables")
+    assert in_parts != (tmp_path / "preemption.weights.h5").exists()

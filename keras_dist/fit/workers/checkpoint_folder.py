@@ -38,9 +38,9 @@ class CheckpointFolder:
         text = os.fspath(path)
         if "://" in text:
             raise ValueError(
-                "A checkpoint in parts is a folder that all workers see as "
-                f"local files. Received: path='{text}'. Expected: a path of "
-                "a local disk, or of a network disk that is mounted."
+                f"A checkpoint has local files. Received: path='{text}'. "
+                "Expected: a path of a local disk, or of a network disk that "
+                "is mounted."
             )
         self.path = os.path.abspath(text)
         self._index = os.path.join(self.path, _INDEX)

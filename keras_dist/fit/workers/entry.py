@@ -241,9 +241,7 @@ class Entry:
                 restore = Restore(callback, workers)
                 self._callbacks[index] = restore
                 others = self._callbacks
-                last.append(
-                    Save(callback, restore, others, workers, get_backend())
-                )
+                last.append(Save(callback, restore, others, get_backend()))
         self._callbacks = [*self._callbacks, *last]
 
     def _in_list(self) -> Any:
