@@ -1,5 +1,6 @@
 """What keeps workers together around `fit`, with workers that are made up."""
 
+import contextlib
 import json
 import os
 import random
@@ -110,7 +111,9 @@ def belonging(model):
     executor = types.SimpleNamespace(workers=None)
     plan = keras_dist.MirroredStrategy(["cpu:0"]).plan
     model.__dict__[BOUND] = types.SimpleNamespace(
-        strategy=types.SimpleNamespace(executor=executor, plan=plan),
+        strategy=types.SimpleNamespace(
+            executor=executor, plan=plan, scope=contextlib.nullcontext
+        ),
         **dict.fromkeys(("compiled", "layers", "compared")),
     )
     return model
