@@ -15,6 +15,7 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
 from keras_dist.fit import own_code
+from keras_dist.fit.workers.agreement import first_of
 from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.internals import keras_data
 from keras_dist.replica.strategy_core import StrategyBase
@@ -90,8 +91,7 @@ def banner(
         parts.append("each batch is split by rows")
     if own and plan.num_replicas > 1:
         parts.append(
-            f"`strategy.verify` compares your {own_code.listed(own)} with one "
-            "device"
+            f"`strategy.verify` compares your {first_of(own)} with one device"
         )
     return "; ".join(parts)
 

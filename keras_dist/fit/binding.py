@@ -25,7 +25,8 @@ from keras_dist.fit.workers import chief_saves
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import loops
 from keras_dist.fit.workers import together
-from keras_dist.fit.workers.backup_parts import refuse_parts
+from keras_dist.fit.workers.agreement import Facts
+from keras_dist.fit.workers.backup import refuse_parts
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
@@ -124,8 +125,8 @@ class Binding:
         self._steps: Steps | None = None
         # What workers compare: what the model was compiled with, its layers,
         # and the stamp of the layers that they have compared.
-        self.compiled: fingerprint.Fingerprint | None = None
-        self.layers: fingerprint.Fingerprint = {}
+        self.compiled: Facts | None = None
+        self.layers: Facts = {}
         self.compared: Any = None
         # Variables of others that the model's code reads.
         self.outside: list[keras.Variable] = []
@@ -263,7 +264,7 @@ class Binding:
             executor = self.strategy.executor
             workers = executor.workers
             if workers is None and name == "fit":
-                refuse_parts(kwargs.get("callbacks"))
+                refuse_parts(model, kwargs.get("callbacks"))
             if workers is not None and not each_batch:
                 entry = Entry(name, model, executor, args, kwargs)
                 call, agree = entry.run, entry.agree

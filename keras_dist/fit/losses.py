@@ -221,18 +221,19 @@ def _tied(rows: Any, own: Any, share: Share) -> Any:
     has_none = isinstance(share.rows, int) and not share.rows
     if not has_none or not exchange.is_float(own):
         return rows
-    mask = keras_internals.get_mask(rows)
-    rows = rows + ops.cast(share.keep(ops.sum(own)), rows.dtype)
-    if mask is not None:
-        keras_internals.set_mask(rows, mask)
-    return rows
+    tied = rows + ops.cast(share.keep(ops.sum(own)), rows.dtype)
+    return _masked_as(rows, tied)
 
 
 def _counted(leaf: Any, share: Share) -> Any:
     if not exchange.is_float(leaf) or not keras.ops.is_tensor(leaf):
         return leaf
-    mask = keras_internals.get_mask(leaf)
-    leaf = scaled_gradient(leaf, share.inverse)
+    return _masked_as(leaf, scaled_gradient(leaf, share.inverse))
+
+
+def _masked_as(like: Any, value: Any) -> Any:
+    """Returns a value with the mask of another one."""
+    mask = keras_internals.get_mask(like)
     if mask is not None:
-        keras_internals.set_mask(leaf, mask)
-    return leaf
+        keras_internals.set_mask(value, mask)
+    return value

@@ -140,60 +140,53 @@ def settled(
     """
     if not any(update.place for update in updates):
         return list(updates), everyone
-    own = places([len(update.leaves) for update in updates])
+    shares = [share for _, share in everyone]
     ready: list[Update] = []
-    columns: list[list[list[Any]]] = [[] for _ in everyone]
+    columns: list[list[Any]] = [[] for _ in everyone]
+    own = places([len(update.leaves) for update in updates])
     for update, place in zip(updates, own, strict=True):
-        each = [(leaves[place], share) for leaves, share in everyone]
+        each = [leaves[place] for leaves, _ in everyone]
         if isinstance(update, MetricUpdate) and update.place:
-            update, each = _settled(step, update, update.place, each)
+            update, each = _settled(step, update, each, shares)
         ready.append(update)
-        for column, (leaves, _) in zip(columns, each, strict=True):
-            column.append(leaves)
-    return ready, [
-        ([leaf for leaves in column for leaf in leaves], share)
-        for column, (_, share) in zip(columns, everyone, strict=True)
-    ]
+        for column, leaves in zip(columns, each, strict=True):
+            column += leaves
+    return ready, list(zip(columns, shares, strict=True))
 
 
 def _settled(
     step: ReplicaStep,
     update: MetricUpdate,
-    place: str,
-    each: list[exchange.Entry],
-) -> tuple[Update, list[exchange.Entry]]:
-    have_rows = step.have_rows(place, each)
+    each: list[list[Any]],
+    shares: list[Share],
+) -> tuple[Update, list[list[Any]]]:
+    """Returns an update and each replica's leaves for it."""
+    assert update.place is not None
+    have_rows = step.have_rows(
+        update.place, list(zip(each, shares, strict=True))
+    )
     if not any(have_rows):
-        made = [_added_by(update, leaves) for leaves, _ in each]
-        return made[0], [
-            (additions.leaves, share)
-            for additions, (_, share) in zip(made, each, strict=True)
-        ]
+        made = [_added_by(update, leaves) for leaves in each]
+        return made[0], [additions.leaves for additions in made]
     # Beside rows of all replicas, other values have to be those of all.
     rest = [
         i
-        for i, (leaf, has_rows) in enumerate(
-            zip(update.leaves, have_rows, strict=True)
-        )
-        if not has_rows and ops.is_tensor(leaf)
+        for i, leaf in enumerate(update.leaves)
+        if not have_rows[i] and ops.is_tensor(leaf)
     ]
-    columns = [
-        ([own[i] for own, _ in each], [s for _, s in each]) for i in rest
-    ]
+    columns = [([leaves[i] for leaves in each], shares) for i in rest]
 
     def error(i: int) -> Exception:
         return _no_rows(update.metric, columns[i][0][0])
 
-    for column in columns:
-        if len({tuple(x.shape) for x in column[0]}) > 1:
-            raise _no_rows(update.metric, column[0][0])
+    for i, (column, _) in enumerate(columns):
+        if len({tuple(x.shape) for x in column}) > 1:
+            raise error(i)
     agreed = exchange.agreed(columns, step.strategy.executor, error)
-    settled = [list(leaves) for leaves, _ in each]
-    for place_, value in zip(rest, agreed, strict=True):
-        for own in settled:
-            own[place_] = exchange.Common(value)
+    common = dict(zip(rest, map(exchange.Common, agreed), strict=True))
     return update, [
-        (own, share) for own, (_, share) in zip(settled, each, strict=True)
+        [common.get(i, leaf) for i, leaf in enumerate(leaves)]
+        for leaves in each
     ]
 
 
@@ -245,9 +238,7 @@ def hook_own_call(original: Any) -> Callable[..., Any]:
             what, call_once, (update.leaves, step.share)
         )
         step.forget(self.variables)
-        leaves = nests.leaves_of(value)
-        step.results.update(zip(map(id, leaves), leaves, strict=True))
-        return value
+        return _noted(step, value)
 
     return __call__
 
@@ -289,13 +280,16 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
         if step is None:
             return result()
         flush(step)
-        value = result()
-        # A metric's state is the same on each replica.
-        leaves = nests.leaves_of(value)
-        step.results.update(zip(map(id, leaves), leaves, strict=True))
-        return value
+        return _noted(step, result())
 
     return result_on_replicas
+
+
+def _noted(step: ReplicaStep, value: Any) -> Any:
+    """Notes a metric's result, which is the same on each replica."""
+    leaves = nests.leaves_of(value)
+    step.results.update(zip(map(id, leaves), leaves, strict=True))
+    return value
 
 
 def _additions_of(
@@ -309,11 +303,7 @@ def _additions_of(
     found: list[tuple[keras.Variable, Any]] = []
     with replaced(step, additions=found):
         update_state(*args, **kwargs)
-    counts = [
-        exchange.RowCount(leaf)
-        for leaf in exchange.detached([value for _, value in found])
-    ]
-    return Additions(metric, [variable for variable, _ in found], counts)
+    return _additions(metric, found)
 
 
 def _numbers_of(
@@ -321,15 +311,23 @@ def _numbers_of(
 ) -> Additions:
     """Returns what a sum, or a mean with a number of rows, changes by."""
     value = ops.convert_to_tensor(values, dtype=metric.dtype)
-    variables, added = [metric.total], [value]
     if sample_weight is not None:
         if ops.is_tensor(sample_weight) or keras_internals.in_tf_graph():
             sample_weight = ops.cast(sample_weight, metric.dtype)
-        added = [scaled(value, sample_weight)]
+        value = scaled(value, sample_weight)
+    changed = [(metric.total, value)]
     if isinstance(metric, keras.metrics.Mean):
-        variables, added = [*variables, metric.count], [*added, sample_weight]
-    counts = [exchange.RowCount(leaf) for leaf in exchange.detached(added)]
-    return Additions(metric, variables, counts)
+        changed.append((metric.count, sample_weight))
+    return _additions(metric, changed)
+
+
+def _additions(
+    metric: keras.metrics.Metric, changed: Sequence[tuple[Any, Any]]
+) -> Additions:
+    """Returns the additions to variables, as replicas sum them."""
+    variables, values = zip(*changed, strict=True) if changed else ((), ())
+    counts = map(exchange.RowCount, exchange.detached(list(values)))
+    return Additions(metric, list(variables), list(counts))
 
 
 def _added_by(update: MetricUpdate, leaves: list[Any]) -> Additions:
@@ -354,24 +352,18 @@ def _added_by(update: MetricUpdate, leaves: list[Any]) -> Additions:
     with keras.StatelessScope() as scope:
         update.call(here)
         after = [scope.get_current_value(v) for v in metric.variables]
-    changed = [
-        (variable, new - old)
-        for variable, old, new in zip(
-            metric.variables, before, after, strict=True
-        )
-        if new is not None
-    ]
-    counts = [exchange.RowCount(change) for _, change in changed]
-    return Additions(metric, [variable for variable, _ in changed], counts)
+    rows = zip(metric.variables, before, after, strict=True)
+    changed = [(v, new - old) for v, old, new in rows if new is not None]
+    return _additions(metric, changed)
 
 
 def _place_of_weight(method: Callable[..., Any]) -> int | None:
     """Returns the position of `sample_weight`, `None` if it has none."""
+    parameters = inspect.signature(method).parameters.values()
     names = [
-        parameter.name
-        for parameter in inspect.signature(method).parameters.values()
-        if parameter.kind
-        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        each.name
+        for each in parameters
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
     return names.index("sample_weight") if "sample_weight" in names else None
 
@@ -385,21 +377,20 @@ def _update_of(
     at: str | None,
 ) -> MetricUpdate:
     """Returns an update with an integer `sample_weight` as `RowCount`."""
-    if _is_integer_scalar(kwargs.get("sample_weight")):
-        counted = exchange.RowCount(kwargs["sample_weight"])
-        kwargs = {**kwargs, "sample_weight": counted}
-    elif (
-        place is not None
-        and place < len(args)
-        and _is_integer_scalar(args[place])
-    ):
-        counted = exchange.RowCount(args[place])
-        args = (*args[:place], counted, *args[place + 1 :])
+    weight, is_named = kwargs.get("sample_weight"), True
+    if weight is None and place is not None and place < len(args):
+        weight, is_named = args[place], False
+    if weight is not None and _is_integer_scalar(weight):
+        counted = exchange.RowCount(weight)
+        if is_named:
+            kwargs = {**kwargs, "sample_weight": counted}
+        else:
+            args = (*args[:place], counted, *args[(place or 0) + 1 :])
     leaves = exchange.detached([*args, *kwargs.values()])
     return MetricUpdate(metric, update_state, args, kwargs, leaves, at)
 
 
 def _is_integer_scalar(value: Any) -> bool:
-    if value is None or exchange.is_row_shaped(value):
+    if exchange.is_row_shaped(value):
         return False
     return isinstance(value, int) or "int" in str(getattr(value, "dtype", ""))

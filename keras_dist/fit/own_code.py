@@ -6,12 +6,12 @@ It is found by looking at classes and instances, never by calling it.
 import warnings
 import weakref
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from keras_dist.errors import ReplicaCodeWarning
+from keras_dist.fit.workers.agreement import first_of
 from keras_dist.plugin.front_end import STEPS
 from keras_dist.plugin.front_end import is_replicated
 from keras_dist.replica.strategy_core import StrategyBase
@@ -27,8 +27,6 @@ _OF_USERS = (
     "TFSMLayer",
     "TorchModuleWrapper",
 )
-_MOST = 5
-
 _no_code = (lambda: None).__code__
 
 _told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
@@ -42,12 +40,6 @@ def names(model: keras.Model) -> list[str]:
     operations between layers that may combine rows."""
     methods = [f"`{name}`" for name in _own_methods(model)]
     return [*methods, *_layers(model), *_operations(model)]
-
-
-def listed(found: Sequence[str]) -> str:
-    """Returns the first of what `names` found, and how many more there are."""
-    more = len(found) - _MOST
-    return ", ".join(found[:_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _own_methods(model: keras.Model) -> list[str]:
@@ -143,7 +135,7 @@ def tell(strategy: StrategyBase, model: keras.Model) -> None:
     found = names(model)
     if not found:
         return
-    count, code = strategy.plan.num_replicas, listed(found)
+    count, code = strategy.plan.num_replicas, first_of(found)
     warnings.warn(
         f"Model '{model.name}' has code of yours that keras_dist runs once in "
         f"each of {count} replicas, on the rows of that replica: {code}. "

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import warnings
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -59,12 +58,7 @@ class StepProfile(
         self._start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def set_model(self, model: keras.Model) -> None:

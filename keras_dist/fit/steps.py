@@ -208,15 +208,8 @@ def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
         step.commit(writes, shares)
         if join_rows:
             return _joined_rows(step, result, leaves, shares)
-        logs = [list(values) for values in zip(*leaves, strict=True)]
         places = [i for i, is_known in enumerate(known) if not is_known]
-        values = [each[0] for each in logs]
-        if places:
-            names = [path for path, _ in nests.named_leaves(result)]
-            unknown = {f"the log {names[i]}": (logs[i], shares) for i in places}
-            found = _joined(step.strategy.executor, unknown)
-            for place, value in zip(places, found, strict=True):
-                values[place] = value
+        values = _with_joined(step, "log ", result, places, leaves, shares)
         return nests.pack(result, values)
 
     own = (exchange.detached(result), step.share, step.writes)
@@ -229,7 +222,6 @@ def _joined_rows(
     """Returns a prediction: the rows of all replicas; numbers as in logs."""
     everyone = list(zip(leaves, shares, strict=True))
     have_rows = step.have_rows("the prediction", everyone)
-    merged = list(leaves[0])
     with_rows = [i for i, has_rows in enumerate(have_rows) if has_rows]
     each = step.exchange(
         [([own[i] for i in with_rows], share) for own, share in everyone]
@@ -239,19 +231,33 @@ def _joined_rows(
         [share for _, share in each],
         exchange.mean_over_rows,
     )
+    rest = [i for i, has_rows in enumerate(have_rows) if not has_rows]
+    merged = _with_joined(step, "prediction", result, rest, leaves, shares)
     for place, value in zip(with_rows, rows, strict=True):
         merged[place] = value
-    rest = [i for i, has_rows in enumerate(have_rows) if not has_rows]
-    if rest:
-        names = [path for path, _ in nests.named_leaves(result)]
-        others = {
-            f"the prediction{names[i]}": ([own[i] for own in leaves], shares)
-            for i in rest
-        }
-        found = _joined(step.strategy.executor, others)
-        for place, value in zip(rest, found, strict=True):
-            merged[place] = value
     return nests.pack(result, merged)
+
+
+def _with_joined(
+    step: ReplicaStep,
+    what: str,
+    result: Any,
+    places: Sequence[int],
+    leaves: Sequence[Any],
+    shares: Any,
+) -> list[Any]:
+    """Returns the first replica's leaves; at some places, those of all."""
+    values = list(leaves[0])
+    if places:
+        names = [path for path, _ in nests.named_leaves(result)]
+        given = {
+            f"the {what}{names[i]}": ([own[i] for own in leaves], shares)
+            for i in places
+        }
+        found = _joined(step.strategy.executor, given)
+        for place, value in zip(places, found, strict=True):
+            values[place] = value
+    return values
 
 
 def _joined(

@@ -38,16 +38,24 @@ def update(
     those of metrics, this waits for metrics to travel with the gradients.
     """
     grads = list(grads)
-    _check_values(step)
+    in_fit = step if isinstance(step, state.ReplicaStep) else None
+    if in_fit is not None:
+        in_fit.replica.check_values(in_fit.model, in_fit.scope.state_mapping)
     waiting, step.waiting = step.waiting, None
     if waiting is not None:
         waiting()
     own = variables
     if own is None:
         own = trainable_variables(optimizer)
-    carries = isinstance(step, state.ReplicaStep) and step.runner.carries(own)
-    is_last = _is_last(step, optimizer)
-    is_ending = is_last and _only_loss_is_tracked(step)
+    carries = is_last = is_ending = False
+    if in_fit is not None:
+        carries = in_fit.runner.carries(own)
+        model = in_fit.model
+        # Nothing follows but metrics.
+        is_last = step.ends_with_metrics and optimizer is model.optimizer
+        # And no layer has updated one so far.
+        tracked = {id(each.metric) for each in step.updates}
+        is_ending = is_last and tracked <= {id(model._loss_tracker)}
     update_now = functools.partial(
         _update_together, step, optimizer, apply, grads, variables, carries
     )
@@ -57,28 +65,6 @@ def update(
     else:
         update_now()
     step.is_ending = is_ending
-
-
-def _is_last(
-    step: state.ReplicaState, optimizer: keras.optimizers.Optimizer
-) -> bool:
-    """Returns whether nothing follows an update in its step but metrics."""
-    return (
-        isinstance(step, state.ReplicaStep)
-        and step.ends_with_metrics
-        and optimizer is step.model.optimizer
-    )
-
-
-def _only_loss_is_tracked(step: Any) -> bool:
-    """Returns whether no layer has updated a metric in a step so far."""
-    tracker = step.model._loss_tracker
-    return all(update.metric is tracker for update in step.updates)
-
-
-def _check_values(step: state.ReplicaState) -> None:
-    if isinstance(step, state.ReplicaStep):
-        step.replica.check_values(step.model, step.scope.state_mapping)
 
 
 def _update_together(

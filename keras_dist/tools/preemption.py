@@ -78,7 +78,8 @@ class PreemptionCheckpointHandler:
             strategy of one worker.
         checkpoint_or_checkpoint_manager: A built `keras.Model`: the chief
             saves its weights, optimizer and seeds, and sends them to the other
-            workers at a restart. Or an object with the methods `save(path)`
+            workers at a restart. Workers with sharded variables and a shared
+            folder save in parts. Or an object with the methods `save(path)`
             and `load(path)`, a `tf.train.Checkpoint` or a `CheckpointManager`,
             whose files every worker must be able to read.
         checkpoint_dir: String, a folder. It may be `None` only for a manager,

@@ -10,11 +10,8 @@ from typing import final
 import keras
 
 from keras_dist.errors import ClusterError
-from keras_dist.fit.workers.built import built_for
-from keras_dist.fit.workers.state_file import restore_state
-from keras_dist.fit.workers.state_file import write_state
-from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.fit.workers.together import written_beside
+from keras_dist.fit.workers.training_state import TrainingState
 from keras_dist.plugin.workers import Workers
 
 _NAME = "preemption"
@@ -24,23 +21,9 @@ _RUN_CALLS = "run_calls"
 class PreemptionCheckpoint(ABC):
     """A checkpoint on disk, with the number of calls of `run` before it."""
 
-    def __init__(self, folder: str, workers: Workers | None) -> None:
-        self.folder = os.fspath(folder)
-        self.workers = workers
-        self.is_chief = workers is None or workers.cluster.is_chief
-
-    def path(self, suffix: str) -> str:
-        return os.path.join(self.folder, _NAME + suffix)
-
-    def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        """Saves if this worker is the chief; every worker calls it."""
-        if self.is_chief:
-            os.makedirs(self.folder, exist_ok=True)
-            self.write(run_calls, *args, **kwargs)
-
     @abstractmethod
-    def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        """Writes the files, on the chief."""
+    def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        """Saves; every worker calls it."""
 
     @abstractmethod
     def restore(self) -> int:
@@ -49,33 +32,20 @@ class PreemptionCheckpoint(ABC):
 
 @final
 class CheckpointOfModel(PreemptionCheckpoint):
-    """The checkpoint of a `keras.Model`: one file, read by the chief alone."""
+    """The checkpoint of a `keras.Model`."""
 
     def __init__(
         self, model: keras.Model, folder: str, workers: Workers | None
     ) -> None:
-        super().__init__(folder, workers)
-        if not model.built:
-            raise ValueError(
-                "PreemptionCheckpointHandler restores a model at once, so "
-                f"the model must be built. Received: model '{model.name}', "
-                "which is not built. Build it with "
-                "`model.build(input_shape)`, or call it on a batch."
-            )
-        self._model = model
+        path = os.path.join(folder, _NAME)
+        file = f"{path}.weights.h5"
+        self._state = TrainingState(model, path, file, workers)
 
     def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        built = built_for(self._model)
-        with readable_by_chief(self._model):
-            super().save(run_calls, built)
-
-    def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
-        path, (built,) = self.path(".weights.h5"), args
-        write_state(self._model, path, {_RUN_CALLS: run_calls}, built)
+        self._state.save({_RUN_CALLS: run_calls})
 
     def restore(self) -> int:
-        path = self.path(".weights.h5")
-        notes = restore_state(self._model, path, self.workers) or {}
+        notes = self._state.restore() or {}
         return int(notes.get(_RUN_CALLS, 0))
 
 
@@ -90,28 +60,30 @@ class CheckpointOfObject(PreemptionCheckpoint):
     def __init__(
         self, thing: Any, folder: str, workers: Workers | None
     ) -> None:
-        super().__init__(folder, workers)
         self._thing = thing
+        self._folder = os.fspath(folder)
+        self._json = os.path.join(folder, f"{_NAME}.json")
+        self._workers = workers
 
-    def write(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+    def save(self, run_calls: int, *args: Any, **kwargs: Any) -> None:
+        if self._workers is not None and not self._workers.cluster.is_chief:
+            return
+        os.makedirs(self._folder, exist_ok=True)
         if _is_manager(self._thing):
             path = self._thing.save(*args, **kwargs)
         else:
-            path = self.path(f"-{run_calls}")
+            path = os.path.join(self._folder, f"{_NAME}-{run_calls}")
             # A `tf.train.Checkpoint` adds a number to the name.
             path = self._thing.save(path) or path
         notes = {_RUN_CALLS: run_calls, "path": os.fspath(path)}
-        with (
-            written_beside(self.path(".json")) as beside,
-            open(beside, "w") as file,
-        ):
+        with written_beside(self._json) as beside, open(beside, "w") as file:
             json.dump(notes, file)
 
     def restore(self) -> int:
-        text = self._notes() if self.is_chief else ""
-        if self.workers is not None:
-            text = self.workers.chiefs_text(text)
-            self._check_shared(text)
+        text = self._notes()
+        if self._workers is not None:
+            own, text = text, self._workers.chiefs_text(text)
+            self._check_shared(own == text)
         if not text:
             return 0
         notes = json.loads(text)
@@ -123,21 +95,20 @@ class CheckpointOfObject(PreemptionCheckpoint):
         return int(notes[_RUN_CALLS])
 
     def _notes(self) -> str:
-        path = self.path(".json")
-        if not os.path.exists(path):
+        if not os.path.exists(self._json):
             return ""
-        with open(path) as file:
+        with open(self._json) as file:
             return file.read()
 
-    def _check_shared(self, text: str) -> None:
+    def _check_shared(self, is_same: bool) -> None:
         """Raises `ClusterError` on all workers if one can't see the folder."""
-        assert self.workers is not None
-        flags = self.workers.concatenate_numbers([int(self._notes() != text)])
-        missing = [index for index, flag in enumerate(flags) if flag]
+        assert self._workers is not None
+        flags = self._workers.concatenate_numbers([int(is_same)])
+        missing = [index for index, flag in enumerate(flags) if not flag]
         if missing:
             raise ClusterError(
                 f"Workers {missing} don't see what the chief has saved. "
-                f"Received: checkpoint_dir='{self.folder}'. Expected: a "
+                f"Received: checkpoint_dir='{self._folder}'. Expected: a "
                 "folder that all workers share. Or pass the `keras.Model`: "
                 "then only the chief needs the file."
             )

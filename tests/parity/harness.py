@@ -21,6 +21,8 @@ BACKENDS = ("jax", "tensorflow", "torch")
 PLAIN_ONLY = os.environ.get("PARITY_PLAIN") == "1"
 # Compiling with XLA or inductor costs more than the tests; cases ask for it.
 JIT = {"jax": "auto"}.get(BACKEND, False)
+# Of 7 rows, two, three and four replicas have unequal shares.
+FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
 def devices(num_replicas):
@@ -157,6 +159,18 @@ def flat(prefix, structure):
         f"{prefix}{''.join(f'/{key}' for key in path)}": to_numpy(value)
         for path, value in keras.tree.flatten_with_path(structure)
     }
+
+
+def fitted(model, *args, **kwargs):
+    """What `fit` returns and leaves in a model, as a dict of arrays."""
+    history = model.fit(*args, **kwargs).history
+    return flat("history", history) | state_of(model)
+
+
+def compile_mode(run_eagerly):
+    """Arguments of `compile` for steps that run eagerly, or are traced."""
+    jit_compile = False if run_eagerly else JIT
+    return {"run_eagerly": run_eagerly, "jit_compile": jit_compile}
 
 
 def drop_iterations(*states):

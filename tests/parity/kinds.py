@@ -5,10 +5,9 @@ import numpy as np
 
 from parity import models
 from parity.harness import JIT
-from parity.harness import flat
+from parity.harness import fitted
 from parity.harness import scope
 from parity.harness import set_initial_weights
-from parity.harness import state_of
 
 ROWS, BATCH_SIZE = 19, 7
 
@@ -33,8 +32,7 @@ def outcome_of(make, num_replicas):
     with scope(num_replicas):
         model = compiled(set_initial_weights(models.mlp()))
     data, options = make()
-    history = model.fit(**data, **{"epochs": 2, **options}, verbose=0).history
-    return flat("history", history) | state_of(model)
+    return fitted(model, **data, **{"epochs": 2, **options}, verbose=0)
 
 
 def _slices():

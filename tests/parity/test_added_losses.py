@@ -13,15 +13,17 @@ from keras import ops
 import keras_dist
 from parity import models
 from parity.harness import BACKEND
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
+from parity.harness import compile_mode
+from parity.harness import fitted
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import state_of
 
-FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 # JAX runs one program on the global batch.
 SEES_ALL_ROWS = BACKEND == "jax" or PLAIN_ONLY
 
@@ -186,10 +188,7 @@ def _train(count, layer, run_eagerly=False, **more):
         )()
         set_initial_weights(model)
         model.compile(
-            keras.optimizers.SGD(0.05),
-            "mse",
-            jit_compile=JIT if not run_eagerly else False,
-            run_eagerly=run_eagerly,
+            keras.optimizers.SGD(0.05), "mse", **compile_mode(run_eagerly)
         )
     data = models.table(21)
     history = model.fit(**data, **FIT, **more).history
@@ -365,12 +364,8 @@ def test_a_model_with_batch_normalization(reduce, run_eagerly):
             model = OfAModel(reduce)
             model(np.zeros((2, 4)))
             set_initial_weights(model).compile(
-                keras.optimizers.SGD(0.05),
-                "mse",
-                run_eagerly=run_eagerly,
-                jit_compile=False if run_eagerly else JIT,
+                keras.optimizers.SGD(0.05), "mse", **compile_mode(run_eagerly)
             )
-        history = model.fit(**models.table(21), **FIT).history
-        return flat("history", history) | state_of(model)
+        return fitted(model, **models.table(21), **FIT)
 
     assert_same(outcome(3), outcome(None))

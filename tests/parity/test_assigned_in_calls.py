@@ -8,15 +8,15 @@ from keras import ops
 import keras_dist
 from parity import models
 from parity.harness import BACKEND
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import central
+from parity.harness import compile_mode
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import state_of
 from parity.harness import strategy
-
-FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
 class Watches(layers.Layer):
@@ -175,10 +175,7 @@ def _outcome(count, layer, rows, run_eagerly=False):
         for variable in model.layers[0].non_trainable_variables:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
         model.compile(
-            keras.optimizers.SGD(0.05),
-            "mse",
-            jit_compile=JIT if not run_eagerly else False,
-            run_eagerly=run_eagerly,
+            keras.optimizers.SGD(0.05), "mse", **compile_mode(run_eagerly)
         )
     data = models.table(rows)
     model.fit(**data, **FIT)

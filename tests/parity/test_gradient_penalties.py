@@ -9,10 +9,9 @@ from keras import ops
 import keras_dist
 from parity.harness import BACKEND
 from parity.harness import assert_same
-from parity.harness import flat
+from parity.harness import fitted
 from parity.harness import scope
 from parity.harness import set_initial_weights
-from parity.harness import state_of
 
 LATENT, SIZE = 3, 4
 
@@ -125,10 +124,7 @@ def _train(count):
         rng.normal(size=(rows, LATENT)).astype("float32"),
         rng.uniform(size=(rows, 1)).astype("float32"),
     )
-    history = model.fit(
-        data, batch_size=7, epochs=3, shuffle=False, verbose=0
-    ).history
-    return flat("history", history) | state_of(model)
+    return fitted(model, data, batch_size=7, epochs=3, shuffle=False, verbose=0)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

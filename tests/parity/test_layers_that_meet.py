@@ -6,11 +6,11 @@ from keras import layers
 from keras import ops
 
 from parity import models
+from parity.harness import FIT
 from parity.harness import assert_same
-from parity.harness import flat
+from parity.harness import fitted
 from parity.harness import scope
 from parity.harness import set_initial_weights
-from parity.harness import state_of
 
 
 class MeanSquare(layers.Layer):
@@ -49,10 +49,7 @@ def outcome(num_replicas, make_layers):
         )
         set_initial_weights(model)
         model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
-    history = model.fit(
-        **models.table(20), batch_size=7, epochs=2, shuffle=False, verbose=0
-    ).history
-    return flat("history", history) | state_of(model)
+    return fitted(model, **models.table(20), **FIT)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])

@@ -13,10 +13,10 @@ from keras import ops
 from keras import optimizers
 
 from parity.harness import BACKEND
-from parity.harness import JIT
 from parity.harness import Case
 from parity.harness import assert_same
 from parity.harness import central
+from parity.harness import compile_mode
 from parity.harness import plain
 from parity.harness import scope
 from parity.harness import set_initial_weights
@@ -161,10 +161,7 @@ def test_rows_that_are_equal_by_chance(eager):
                 ]
             )
             set_initial_weights(model).compile(
-                keras.optimizers.Adam(0.1),
-                "mse",
-                run_eagerly=eager,
-                jit_compile=False if eager else JIT,
+                keras.optimizers.Adam(0.1), "mse", **compile_mode(eager)
             )
         for _ in range(3):
             model.train_on_batch(ids, y)

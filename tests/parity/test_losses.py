@@ -11,10 +11,9 @@ from keras import losses
 from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import assert_same
-from parity.harness import flat
+from parity.harness import fitted
 from parity.harness import scope
 from parity.harness import set_initial_weights
-from parity.harness import state_of
 
 ROWS, BATCH_SIZE, CLASSES, STEPS = 21, 7, 4, 5
 REAL, POSITIVE, SIGNS, ONE_HOT, SPARSE, LABELS = range(6)
@@ -84,15 +83,15 @@ def _target(kind, rng):
 
 def _trained(model, x, y, weights=None):
     """The history of one epoch of `fit`, and the state after it."""
-    history = model.fit(
+    return fitted(
+        model,
         x,
         y,
         sample_weight=weights,
         batch_size=BATCH_SIZE,
         shuffle=False,
         verbose=0,
-    ).history
-    return flat("history", history) | state_of(model)
+    )
 
 
 @pytest.mark.parametrize(

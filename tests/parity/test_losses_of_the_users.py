@@ -11,14 +11,13 @@ from keras import ops
 
 import keras_dist
 from parity import models
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import state_of
-
-FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
 def contrast(labels, embeddings, temperature=1.0):

@@ -10,6 +10,7 @@ from keras import layers
 
 import keras_dist
 from parity import models
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
@@ -23,7 +24,6 @@ from parity.harness import strategy as mirrored
 
 Trainer = keras.Model.__bases__[0]
 BACKEND = keras.backend.backend()
-FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 DATA = models.table(21)
 
 

@@ -11,16 +11,16 @@ from keras import layers
 import keras_dist
 from parity import models
 from parity.harness import BACKEND
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
 from parity.harness import distribute
+from parity.harness import fitted
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import state_of
-
-FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
 def _compile(model, optimizer="adam"):
@@ -263,8 +263,7 @@ def test_compile_again():
             model = _compile(set_initial_weights(models.mlp()))
         model.fit(**models.table(21), **FIT | {"epochs": 1})
         model.compile("sgd", "mae", jit_compile=JIT)
-        history = model.fit(**models.table(21), **FIT | {"epochs": 1}).history
-        return flat("history", history) | state_of(model)
+        return fitted(model, **models.table(21), **FIT | {"epochs": 1})
 
     assert_same(outcome(2), outcome(None), rtol=1e-4)
 
@@ -307,10 +306,9 @@ def test_one_device_is_plain_keras():
                 models.dense(),
             )()
             _compile(set_initial_weights(model))
-        history = model.fit(
-            **models.weighted_table(21), **FIT | {"shuffle": True}
-        ).history
-        return flat("history", history) | state_of(model)
+        return fitted(
+            model, **models.weighted_table(21), **FIT | {"shuffle": True}
+        )
 
     one = scope(None)
     if not PLAIN_ONLY:

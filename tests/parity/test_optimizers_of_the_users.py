@@ -6,12 +6,12 @@ from keras import layers
 from keras import ops
 
 from parity import models
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import assert_same
-from parity.harness import flat
+from parity.harness import fitted
 from parity.harness import scope
 from parity.harness import set_initial_weights
-from parity.harness import state_of
 
 
 class Signs(keras.optimizers.SGD):
@@ -66,9 +66,6 @@ def test_an_apply_of_their_own(name):
                 )
             )
             model.compile(_optimizers()[name], "mse", jit_compile=JIT)
-        history = model.fit(
-            **models.table(14), batch_size=7, shuffle=False, verbose=0
-        ).history
-        return flat("history", history) | state_of(model)
+        return fitted(model, **models.table(14), **FIT)
 
     assert_same(outcome(2), outcome(None), rtol=1e-4)

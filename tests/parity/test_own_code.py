@@ -16,6 +16,8 @@ from parity.harness import BACKEND
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
+from parity.harness import compile_mode
+from parity.harness import fitted
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
@@ -354,10 +356,7 @@ def test_numbers_for_metrics_and_logs(num_replicas, run_eagerly):
         with scope(count):
             inputs = keras.Input((4,))
             model = Numbers(inputs, layers.Dense(1)(inputs))
-            set_initial_weights(model).compile(
-                run_eagerly=run_eagerly,
-                jit_compile=False if run_eagerly else JIT,
-            )
+            set_initial_weights(model).compile(**compile_mode(run_eagerly))
         data = models.table(22)
         return flat(
             "evaluate",
@@ -405,8 +404,7 @@ def test_logs_that_are_the_same(run_eagerly):
             layer=None,
             loss=None,
             metric=None,
-            run_eagerly=run_eagerly,
-            jit_compile=False if run_eagerly else JIT,
+            **compile_mode(run_eagerly),
         )
         model.made = lambda x, y: ops.sum(
             keras_dist.sum_over_rows(ops.cast(x > 0, "int32"))
@@ -449,8 +447,7 @@ def test_an_output_without_rows(num_replicas, run_eagerly):
             set_initial_weights(model).compile(
                 keras.optimizers.SGD(0.1),
                 {"rows": "mse", "table": _apart},
-                run_eagerly=run_eagerly,
-                jit_compile=False if run_eagerly else JIT,
+                **compile_mode(run_eagerly),
             )
         x = models.table(24)["x"]
         y = {"rows": np.tile(x, 2), "table": np.zeros((24, 1), "float32")}
@@ -482,8 +479,7 @@ class Contrast(keras.Model):
 def test_rows_that_need_each_other(num_replicas):
     def outcome(count):
         model = _model(count, Contrast, None, None, None, jit_compile=JIT)
-        history = model.fit(**models.table(22), **FIT).history
-        return flat("history", history) | state_of(model)
+        return fitted(model, **models.table(22), **FIT)
 
     assert_same(outcome(num_replicas), outcome(None))
 
@@ -511,9 +507,11 @@ def test_compile_in_a_callback():
             set_initial_weights(model)
             model.layers[0].trainable = False
             model.compile("adam", "mse", jit_compile=JIT)
-        history = model.fit(
-            **models.table(22), **FIT | {"epochs": 3}, callbacks=[Unfreeze()]
-        ).history
-        return flat("history", history) | state_of(model)
+        return fitted(
+            model,
+            **models.table(22),
+            **FIT | {"epochs": 3},
+            callbacks=[Unfreeze()],
+        )
 
     assert_same(outcome(2), outcome(None))

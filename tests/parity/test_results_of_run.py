@@ -107,13 +107,3 @@ def test_a_compiled_function_gives_a_captured_array_once_a_replica(make):
 
     rows = strategy.gather(strategy.run(captured), axis=0)
     assert ops.convert_to_numpy(rows).tolist() == [1, 2, 1, 2]
-
-
-def test_a_compiled_function_gives_the_value_of_a_variable(make):
-    strategy = make()
-    with strategy.scope():
-        variable = keras.Variable([1.0, 2.0])
-    result = strategy.run(keras_dist.function(lambda: variable))
-    variable.assign([5.0, 5.0])
-    rows = strategy.gather(result, axis=0)
-    assert ops.convert_to_numpy(rows).tolist() == [1.0, 2.0, 1.0, 2.0]

@@ -1,4 +1,4 @@
-"""`fit` gives one device's numbers where the optimizer's state is in parts."""
+"""`fit` gives one device's numbers where something is in parts."""
 
 import keras
 import pytest
@@ -10,6 +10,7 @@ from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import plain
 from parity.harness import sharded
+from parity.harness import sharded_variables
 from parity.harness import train
 from sharded.helpers import shards
 
@@ -29,18 +30,25 @@ ON_THREE = (
 )
 
 
+MAKE = {"optimizer_state": sharded, "variables": sharded_variables}
+
+
 def _parameters():
-    for case in CASES:
-        if case.name not in REFUSED:
-            yield pytest.param(case, 2, id=f"{case.name}-2")
-        if case.name in ON_THREE:
-            yield pytest.param(case, 3, id=f"{case.name}-3")
+    for what in MAKE:
+        for case in CASES:
+            if what == "variables" or case.name not in REFUSED:
+                for count in (2, 3) if case.name in ON_THREE else (2,):
+                    name = f"{what}-{case.name}-{count}"
+                    yield pytest.param(what, case, count, id=name)
 
 
 @shards
-@pytest.mark.parametrize(("case", "num_replicas"), [*_parameters()])
-def test_same_numbers(case, num_replicas):
-    assert_same(train(case, num_replicas, sharded), plain(case), case.rtol)
+@pytest.mark.parametrize(("what", "case", "num_replicas"), [*_parameters()])
+def test_same_numbers(what, case, num_replicas, request):
+    if what == "variables":
+        request.getfixturevalue("all_are_large")
+    found = train(case, num_replicas, MAKE[what])
+    assert_same(found, plain(case), case.rtol)
 
 
 @shards
@@ -53,23 +61,43 @@ def test_what_can_not_be_cut_is_refused(case):
 
 
 @pytest.mark.only_on("tensorflow", reason="Others have it, also on workers.")
-def test_the_error_says_which_backends_have_it():
-    with pytest.raises(ValueError, match="a backend that can shard them"):
-        sharded(2)
-    with pytest.raises(ValueError, match=keras.backend.backend()):
-        keras_dist.MultiWorkerMirroredStrategy(optimizer_state="sharded")
+@pytest.mark.parametrize("what", MAKE)
+def test_the_error_says_which_backends_have_it(what):
+    with pytest.raises(
+        ValueError, match=r"a backend that can|'jax' or 'torch'"
+    ):
+        MAKE[what](2)
+    with pytest.raises(ValueError, match=BACKEND):
+        keras_dist.MultiWorkerMirroredStrategy(**{what: "sharded"})
+
+
+@pytest.mark.only_on("torch", reason="It has shards on workers only.")
+@pytest.mark.parametrize("make", MAKE.values())
+def test_the_error_says_how_to_start_a_process_for_each_device(make):
+    with pytest.raises(ValueError, match="keras-dist run --workers"):
+        make(2)
+    with make(1).scope():
+        assert type(keras.Variable([1.0])) is keras.Variable
 
 
 @shards
-def test_no_cross_device_ops_reduce_parts():
-    with pytest.raises(ValueError, match="Pass only one of the two"):
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("optimizer_state", "Pass only one of the two"),
+        ("variables", "With variables='sharded'"),
+    ],
+)
+def test_no_cross_device_ops_reduce_parts(what, told):
+    with pytest.raises(ValueError, match=told):
         keras_dist.MirroredStrategy(
             ["cpu:0", "cpu:1"],
             keras_dist.ReductionToOneDevice(),
-            optimizer_state="sharded",
+            **{what: "sharded"},
         )
 
 
-def test_a_misspelt_state_is_refused():
+@pytest.mark.parametrize("what", MAKE)
+def test_a_misspelt_value_is_refused(what):
     with pytest.raises(ValueError, match="'mirrored' or 'sharded'"):
-        keras_dist.MirroredStrategy(["cpu:0"], optimizer_state="shard")
+        keras_dist.MirroredStrategy(["cpu:0"], **{what: "shard"})

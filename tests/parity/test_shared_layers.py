@@ -7,6 +7,7 @@ from keras import layers
 import keras_dist
 from parity import models
 from parity.harness import BACKEND
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
@@ -16,7 +17,6 @@ from parity.harness import set_initial_weights
 from parity.harness import state_of
 from parity.harness import strategy as strategy_of
 
-FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 DATA = models.table(21)
 BASE_DATA = models.table(21, targets=3)
 

@@ -10,8 +10,10 @@ import keras_dist
 from keras_dist.fit.binding import Binding
 from parity import models
 from parity.harness import BACKEND
+from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import assert_same
+from parity.harness import compile_mode
 from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
@@ -101,7 +103,6 @@ class TorchStep(OwnStep):
 
 
 STEP = {"jax": JaxStep, "tensorflow": TensorFlowStep, "torch": TorchStep}
-FIT = {"batch_size": 7, "epochs": 2, "shuffle": False, "verbose": 0}
 
 
 @pytest.mark.parametrize(
@@ -123,8 +124,7 @@ def test_own_train_step(num_replicas, run_eagerly):
             set_initial_weights(model)
             model.compile(
                 optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.5),
-                jit_compile=JIT if not run_eagerly else False,
-                run_eagerly=run_eagerly,
+                **compile_mode(run_eagerly),
             )
         history = model.fit(**models.table(21), **FIT).history
         predictions = model.predict(models.table(21)["x"], verbose=0)

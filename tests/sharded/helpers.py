@@ -59,6 +59,18 @@ def sharded(num_replicas):
     return harness.sharded(num_replicas)
 
 
+# In plain Keras, or on so many replicas.
+PLACES = {
+    "plain": (None, mirrored),
+    "mirrored_2": (2, mirrored),
+    "central_2": (2, harness.central),
+    "sharded_2": (2, sharded),
+    "sharded_3": (3, sharded),
+    "variables_2": (2, harness.sharded_variables),
+    "variables_3": (3, harness.sharded_variables),
+}
+
+
 def compiled(num_replicas, make=sharded, optimizer=adam):
     """A model under a strategy; with `None`, in plain Keras."""
     with harness.scope(num_replicas, make):

@@ -5,25 +5,14 @@ import pytest
 
 from parity.harness import assert_same
 from parity.harness import scope
-from parity.harness import sharded_variables
+from sharded.helpers import PLACES
 from sharded.helpers import compiled
 from sharded.helpers import fit
-from sharded.helpers import mirrored
-from sharded.helpers import sharded
 from sharded.helpers import shards
 from sharded.helpers import state_of
 
 pytestmark = [shards, pytest.mark.usefixtures("all_are_large")]
 
-# Saved here, loaded there: in plain Keras, or on so many replicas.
-PLACES = {
-    "plain": (None, mirrored),
-    "mirrored_2": (2, mirrored),
-    "sharded_2": (2, sharded),
-    "sharded_3": (3, sharded),
-    "variables_2": (2, sharded_variables),
-    "variables_3": (3, sharded_variables),
-}
 WAYS = [
     ("sharded_2", "plain"),
     ("plain", "sharded_2"),
@@ -47,29 +36,22 @@ def expected():
 
 
 @pytest.mark.filterwarnings("ignore:Model .* trains on one device")
+@pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize(("saved", "loaded"), WAYS)
-def test_a_whole_model(saved, loaded, tmp_path):
-    path = str(tmp_path / "model.keras")
+def test_files_of_keras(saved, loaded, whole, tmp_path):
     model = compiled(*PLACES[saved])
     fit(model)
-    model.save(path)
-    with scope(*PLACES[loaded]):
-        again = keras.models.load_model(path)
-    between, end = expected()
-    assert_same(state_of(again), between)
-    fit(again)
-    assert_same(state_of(again), end)
-
-
-@pytest.mark.parametrize(("saved", "loaded"), WAYS)
-def test_weights(saved, loaded, tmp_path):
-    path = str(tmp_path / "some.weights.h5")
-    model = compiled(*PLACES[saved])
-    fit(model)
-    model.save_weights(path)
-    again = compiled(*PLACES[loaded])
-    again.optimizer.build(again.trainable_variables)
-    again.load_weights(path)
+    if whole:
+        path = str(tmp_path / "model.keras")
+        model.save(path)
+        with scope(*PLACES[loaded]):
+            again = keras.models.load_model(path)
+    else:
+        path = str(tmp_path / "some.weights.h5")
+        model.save_weights(path)
+        again = compiled(*PLACES[loaded])
+        again.optimizer.build(again.trainable_variables)
+        again.load_weights(path)
     between, end = expected()
     assert_same(state_of(again), between)
     fit(again)

@@ -6,7 +6,6 @@ import logging
 import pathlib
 import subprocess
 import sys
-import time
 
 import keras
 import numpy as np
@@ -18,32 +17,20 @@ from keras_dist.errors import UnsupportedBackendError
 from keras_dist.fit.workers import checkpoint_folder
 from keras_dist.plugin.backend import get_backend
 from parity.harness import assert_same
-from parity.harness import central
 from parity.harness import scope
 from parity.harness import set_initial_weights
-from parity.harness import sharded_variables
 from sharded import saving_script
+from sharded.helpers import PLACES
 from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import adam
 from sharded.helpers import compiled
 from sharded.helpers import fit
-from sharded.helpers import mirrored
 from sharded.helpers import network
 from sharded.helpers import saves
-from sharded.helpers import sharded
 from sharded.helpers import state_of
 
 pytestmark = [saves, pytest.mark.usefixtures("all_are_large")]
 
-PLACES = {
-    "plain": (None, mirrored),
-    "mirrored_2": (2, mirrored),
-    "central_2": (2, central),
-    "sharded_2": (2, sharded),
-    "sharded_3": (3, sharded),
-    "variables_2": (2, sharded_variables),
-    "variables_3": (3, sharded_variables),
-}
 WAYS = [
     ("plain", "plain"),
     ("mirrored_2", "plain"),
@@ -209,25 +196,6 @@ def test_a_failed_save_leaves_the_older_one(path, monkeypatch):
     # What was left behind is removed by the next one.
     keras_dist.save_sharded(model, path)
     assert len(list(path.iterdir())) == 2
-
-
-@pytest.mark.parametrize("delay", [0.01, 0.04, 0.07])
-def test_killed_at_any_time(path, delay):
-    script = saving_script.__file__
-    command = [sys.executable, script, str(path), "foreground"]
-    folder = pathlib.Path(__file__).parents[1]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=folder
-    ) as process:
-        lines = [process.stdout.readline() for _ in range(3)]
-        time.sleep(delay)
-        process.kill()
-        lines += process.stdout.readlines()
-    number = int(lines[-1])
-    model = saving_script.make_model()
-    keras_dist.restore_sharded(model, path)
-    found = {float(v) for weight in model.get_weights() for v in weight.flat}
-    assert found in ({number}, {number + 1})
 
 
 def test_a_new_model_in_the_same_process(path):

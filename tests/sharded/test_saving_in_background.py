@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent import futures
 
 import pytest
@@ -16,12 +17,12 @@ from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
 from keras_dist.fit.workers.saving import Saving
 from parity.harness import assert_same
 from sharded import saving_script
+from sharded.helpers import PLACES
 from sharded.helpers import compiled
 from sharded.helpers import fit
 from sharded.helpers import saves
 from sharded.helpers import shards
 from sharded.helpers import state_of
-from sharded.test_parts_on_disk import PLACES
 
 pytestmark = [saves, pytest.mark.usefixtures("all_are_large")]
 
@@ -169,10 +170,20 @@ def test_an_error_is_printed_at_the_end_of_a_program(path):
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
-def test_stopped_at_any_time(kind, path):
-    with script(path, "background") as process:
+@pytest.mark.parametrize(
+    ("way", "kind", "delay"),
+    [
+        ("background", signal.SIGINT, 0.0),
+        ("background", signal.SIGKILL, 0.0),
+        ("foreground", signal.SIGKILL, 0.01),
+        ("foreground", signal.SIGKILL, 0.04),
+        ("foreground", signal.SIGKILL, 0.07),
+    ],
+)
+def test_stopped_at_any_time(way, kind, delay, path):
+    with script(path, way) as process:
         lines = [process.stdout.readline() for _ in range(3)]
+        time.sleep(delay)
         os.kill(process.pid, kind)
         lines += process.stdout.readlines()
         errors = process.stderr.read()

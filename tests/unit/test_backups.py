@@ -7,9 +7,7 @@ import pytest
 from keras import callbacks
 
 import keras_dist
-from keras_dist.fit.workers.built import built_for
-from keras_dist.fit.workers.state_file import restore_state
-from keras_dist.fit.workers.state_file import write_state as write
+from keras_dist.fit.workers.training_state import TrainingState
 from parity import gans
 from parity.harness import assert_same
 from parity.harness import strategy
@@ -71,8 +69,9 @@ def test_a_backup_that_is_a_link(tmp_path):
     assert disk.read_bytes() != before
 
 
-def write_state(model, path, notes):
-    write(model, path, notes, built_for(model))
+def state_in(folder, model):
+    """The state that the chief saves as one file."""
+    return TrainingState(model, folder, str(folder / "some.weights.h5"))
 
 
 class Stop(keras.callbacks.Callback):
@@ -99,25 +98,23 @@ def test_a_damaged_backup_takes_nothings_place(tmp_path):
 
 @pytest.mark.parametrize("kind", gans.KINDS)
 def test_all_optimizers_are_restored(kind, tmp_path):
-    path = str(tmp_path / "some.weights.h5")
     model = strategy(2).distribute(gans.made(kind))
     gans.fit(model)
-    write_state(model, path, {})
+    state_in(tmp_path, model).save()
     again = gans.made(kind)
-    restore_state(again, path, None)
+    state_in(tmp_path, again).restore()
     assert_same(gans.state_of(again), gans.state_of(model), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["dict", "parts", "scaled"])
 def test_optimizers_that_the_first_step_builds(kind, tmp_path):
-    path = str(tmp_path / "some.weights.h5")
     with strategy(2).scope():
         model = gans.made(kind)
     gans.fit(model)
-    write_state(model, path, {})
+    state_in(tmp_path, model).save()
     with strategy(2).scope():
         again = gans.made(kind, is_built=False)
-    restore_state(again, path, None)
+    state_in(tmp_path, again).restore()
     assert_same(gans.state_of(again), gans.state_of(model), rtol=0, atol=0)
     gans.fit(model)
     gans.fit(again)
@@ -125,42 +122,38 @@ def test_optimizers_that_the_first_step_builds(kind, tmp_path):
 
 
 def test_optimizers_that_were_not_built(tmp_path):
-    path = str(tmp_path / "some.weights.h5")
     model, again = gans.made(is_built=False), gans.made(is_built=False)
-    write_state(model, path, {})
-    restore_state(again, path, None)
+    state_in(tmp_path, model).save()
+    state_in(tmp_path, again).restore()
     assert not again.g_optimizer.built
     with pytest.raises(ValueError, match=r"built for 2 variables .*kernel"):
-        restore_state(gans.made(), path, None)
+        state_in(tmp_path, gans.made()).restore()
 
 
 def test_other_optimizers(tmp_path):
-    path = str(tmp_path / "some.weights.h5")
-    write_state(gans.made("dict"), path, {})
+    state_in(tmp_path, gans.made("dict")).save()
     with pytest.raises(ValueError, match="other optimizers") as raised:
-        restore_state(gans.made("list"), path, None)
+        state_in(tmp_path, gans.made("list")).restore()
     for place in ("optimizers['g']", "optimizers[0]"):
         assert f"`model.{place}`" in str(raised.value)
 
 
 def test_a_loss_of_which_keras_only_warns(tmp_path):
     """The file is Keras' own, and says nothing of unbuilt optimizers."""
-    path = str(tmp_path / "some.weights.h5")
-    gans.made("compiled").save_weights(path)
+    gans.made("compiled").save_weights(tmp_path / "some.weights.h5")
     with pytest.raises(ValueError, match="Skipping variable loading"):
-        restore_state(gans.made("compiled", is_built=False), path, None)
+        state_in(tmp_path, gans.made("compiled", is_built=False)).restore()
 
 
 def test_an_older_file(tmp_path):
-    path = str(tmp_path / "some.weights.h5")
     model, again = gans.made("compiled"), gans.made("compiled")
     gans.fit(strategy(2).distribute(model))
-    write_state(model, path, {})
-    with h5py.File(path, "a") as file:
+    state_in(tmp_path, model).save()
+    with h5py.File(tmp_path / "some.weights.h5", "a") as file:
         length = len(file["keras_dist"])
         notes = b"{}" + b" " * (length - 2)  # of no optimizers
         file["keras_dist"][:] = np.frombuffer(notes, "uint8")
-    restore_state(again, path, None)
+    state_in(tmp_path, again).restore()
     assert_same(gans.state_of(again), gans.state_of(model), rtol=0, atol=0)
 
 
@@ -174,7 +167,7 @@ def test_an_optimizer_of_variables_that_are_not_saved(tmp_path):
         keras_dist.UnsupportedModelError,
         match=r"`model\.more` was built for the variable '.*kernel'",
     ):
-        write_state(model, str(tmp_path / "some.weights.h5"), {})
+        state_in(tmp_path, model).save()
 
 
 def test_an_optimizer_that_can_not_be_found(tmp_path):
@@ -182,3 +175,24 @@ def test_an_optimizer_that_can_not_be_found(tmp_path):
     model.more = {gans.adam()}
     with pytest.raises(keras_dist.UnsupportedModelError, match="in a set"):
         trained(tmp_path, model=model)
+
+
+def test_a_model_without_trainable_variables(tmp_path):
+    """Its optimizer has nothing to build slots for."""
+
+    def made():
+        layer = keras.layers.Normalization(mean=1.0, variance=1.0)
+        frozen = keras.layers.Dense(1, kernel_initializer="ones")
+        frozen.trainable = False
+        model = keras.Sequential([keras.Input((2,)), layer, frozen])
+        model.compile("sgd", "mse")
+        return model
+
+    saved, other = made(), made()
+    saved.layers[-1].kernel.assign(np.full((2, 1), 3.0))
+    state_in(tmp_path, saved).save({"epoch": 4})
+    assert state_in(tmp_path, other).restore() == {"epoch": 4}
+    for own, expected in zip(
+        other.get_weights(), saved.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(own, expected)

@@ -1,5 +1,6 @@
 """What keeps workers together around `fit`, with workers that are made up."""
 
+import contextlib
 import json
 import os
 import random
@@ -19,11 +20,11 @@ from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers import chief_saves
+from keras_dist.fit.workers.agreement import compare
 from keras_dist.fit.workers.callbacks import flat_callbacks
 from keras_dist.fit.workers.callbacks import quiet_callbacks
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import batches_of
-from keras_dist.fit.workers.entry import check_agreement
 from keras_dist.fit.workers.entry import described
 from keras_dist.fit.workers.entry import rows_of
 from keras_dist.fit.workers.together import Together
@@ -110,7 +111,9 @@ def belonging(model):
     executor = types.SimpleNamespace(workers=None)
     plan = keras_dist.MirroredStrategy(["cpu:0"]).plan
     model.__dict__[BOUND] = types.SimpleNamespace(
-        strategy=types.SimpleNamespace(executor=executor, plan=plan),
+        strategy=types.SimpleNamespace(
+            executor=executor, plan=plan, scope=contextlib.nullcontext
+        ),
         **dict.fromkeys(("compiled", "layers", "compared")),
     )
     return model
@@ -282,42 +285,16 @@ def test_keras_reads_our_backups_and_we_read_those_of_keras(tmp_path):
     assert again.history.epoch == [3]
 
 
-def test_the_previous_backup_is_taken_where_the_last_one_is_torn(tmp_path):
-    options = KINDS["arrays"]()
-    backup = {"double_checkpoint": True, "delete_checkpoint": False}
-    fit(
-        model_of(),
-        MadeUp(),
-        **options,
-        epochs=2,
-        callbacks=[callbacks.BackupAndRestore(tmp_path, **backup)],
-    )
-    (tmp_path / "latest.weights.h5").write_bytes(b"torn")
-    history = fit(
-        model_of(),
-        MadeUp(),
-        **options,
-        epochs=3,
-        callbacks=[callbacks.BackupAndRestore(tmp_path, **backup)],
-    )
-    assert history.epoch == [1, 2]
-
-
 @pytest.mark.parametrize("keeps_previous", [True, False])
 def test_a_backup_whose_bytes_changed_is_not_used(tmp_path, keeps_previous):
     """HDF5 reads it all the same."""
-    options = KINDS["arrays"]()
-    backup = {"double_checkpoint": True, "delete_checkpoint": False}
 
     def resumed(epochs):
-        callback = callbacks.BackupAndRestore(tmp_path, **backup)
-        return fit(
-            model_of(),
-            MadeUp(),
-            **options,
-            epochs=epochs,
-            callbacks=[callback],
-        ).epoch
+        callback = callbacks.BackupAndRestore(
+            tmp_path, double_checkpoint=True, delete_checkpoint=False
+        )
+        options = {"epochs": epochs, "callbacks": [callback]}
+        return fit(model_of(), MadeUp(), **KINDS["arrays"](), **options).epoch
 
     assert resumed(2) == [0, 1]
     path = tmp_path / "latest.weights.h5"
@@ -366,22 +343,6 @@ def test_files_are_on_the_disk_before_they_take_a_place(tmp_path, monkeypatch):
     ):
         file.write("text")
     assert done == ["file", "replace", "folder"]
-
-
-def test_an_unbuilt_model_is_refused(tmp_path):
-    workers = MadeUp()
-    model = keras.Sequential([keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    callback = callbacks.BackupAndRestore(tmp_path)
-    executor = executor_of(workers)
-    entry = Entry(
-        "fit", belonging(model), executor, (), {"callbacks": [callback]}
-    )
-    entry.agree()
-    restore = entry._callbacks[0]
-    restore.set_model(model)
-    with pytest.raises(ValueError, match="needs a model that is built"):
-        restore.on_train_begin()
 
 
 def test_what_is_torn_never_takes_the_place_of_what_is_whole(tmp_path):
@@ -472,9 +433,9 @@ def test_a_checkpoint_that_every_worker_would_write_is_refused(monkeypatch):
 def test_rows_and_batches():
     x, y = data()
     assert rows_of(x) == rows_of({"a": x}) == rows_of([x, y]) == ROWS
-    assert rows_of(None) == rows_of(Batches()) == -1
+    assert rows_of(None) is rows_of(Batches()) is None
     assert batches_of(Batches()) == 3
-    assert batches_of(x) == batches_of([x]) == batches_of(iter([x])) == -1
+    assert batches_of(x) is batches_of([x]) is batches_of(iter([x])) is None
 
     class Endless(keras.utils.PyDataset):
         num_batches = None
@@ -482,36 +443,41 @@ def test_rows_and_batches():
     class Unknown(keras.utils.PyDataset):
         pass
 
-    assert batches_of(Endless()) == batches_of(Unknown()) == -1
+    assert batches_of(Endless()) is batches_of(Unknown()) is None
 
 
-def test_every_method_is_described_by_the_same_names():
+def test_what_a_call_is_compared_by():
     x, y = data()
     fitted = described("fit", {"x": x, "y": y, "validation_data": (x, y)})
-    assert list(fitted) == list(described("predict", {"x": x}))
-    assert fitted["rows of the validation data"] == ROWS
-    assert fitted["shuffle"] == 1
-    assert described("fit", {"shuffle": "batch"})["shuffle"] == 2
+    assert fitted["rows of the validation data"] == str(ROWS)
+    assert fitted["shuffle"] == described("fit", {"shuffle": 1})["shuffle"]
+    assert described("fit", {"shuffle": "batch"})["shuffle"] == "batch"
+    assert described("fit", {"epochs": np.int64(3)})["epochs"] == "3"
+    for nothing in (None, 0):
+        assert described("fit", {"initial_epoch": nothing}) == described(
+            "fit", {}
+        )
 
 
-def test_agreement():
+def test_workers_that_are_alike_learn_each_others_numbers():
     workers = MadeUp(others=lambda own: [[*own[:-1], 8]])
-    assert check_agreement({"epochs": 3}, [6, 7], workers, "`fit`") == [
-        [6, 7],
-        [6, 8],
-    ]
+    found = compare({"epochs": "3"}, workers, "`fit`", [6, 7])
+    assert found == [[6, 7], [6, 8]]
 
 
-def test_disagreement_names_both_values():
-    def others(own):
-        return [own, [own[0], -1, *own[2:]]]
-
-    with pytest.raises(
-        ReplicaDivergenceError,
-        match="epochs: 3 on worker 0, unknown or not given on worker 2",
-    ):
-        workers = MadeUp(others=others)
-        check_agreement({"a": 1, "epochs": 3}, [0], workers, "`fit`")
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        ({"epochs": "4"}, "epochs: 3 on worker 0, 4 on worker 2"),
+        ({}, "epochs: 3 on worker 0, nothing on worker 2"),
+    ],
+)
+def test_a_difference_is_told_with_both_texts(theirs, told):
+    workers = MadeUp(others=lambda own: [own, [own[0] ^ 1]])
+    texts = [json.dumps({"a": "1", **own}) for own in ({"epochs": "3"}, theirs)]
+    workers.texts = lambda own: [own, *texts]
+    with pytest.raises(ReplicaDivergenceError, match=f"Received: {told}\\. "):
+        compare({"a": "1", "epochs": "3"}, workers, "`fit`")
 
 
 def test_equal_random_states_are_left_alone():
@@ -570,39 +536,26 @@ def test_schedules_are_not_compared():
     assert not model.stop_training
 
 
+BIAS = "variable 1 (here 'd/bias'): float32 of shape (3,) (new) on worker 0, "
+
+
 @pytest.mark.parametrize(
-    ("theirs", "expected"),
+    ("theirs", "told"),
     [
-        (
-            [
-                ["d/kernel", [2, 3], "float32", None],
-                ["d/bias", [4], "float32", None],
-            ],
-            "number 1: 'd/bias' of shape (3,) and float32 on worker 0, "
-            "'d/bias' of shape (4,) and float32 on worker 1",
-        ),
-        (
-            [["d/kernel", [2, 3], "float32", None]],
-            "number 1: 'd/bias' of shape (3,) and float32 on worker 0, none "
-            "on worker 1",
-        ),
-        (
-            [
-                ["e/kernel", [2, 3], "float32", 7],
-                ["e/bias", [3], "float32", 8],
-            ],
-            "'d/kernel', a new variable, on worker 0, 'e/kernel', variable 7 "
-            "of this process, on worker 1",
-        ),
+        (["(2, 3)", "(4,)"], f"{BIAS}float32 of shape (4,) (new) on worker 1"),
+        (["(2, 3)"], f"{BIAS}nothing on worker 1"),
     ],
 )
-def test_another_model_is_told_with_what_differs(theirs, expected):
-    def others(own):
-        return [[len(theirs), own[1] ^ 1, own[2]]]
-
+def test_another_model_is_told_with_what_differs(theirs, told):
+    facts = {
+        f"variable {index}": f"float32 of shape {shape} (new)"
+        for index, shape in enumerate(theirs)
+    }
     layer = keras.layers.Dense(3, name="d")
     layer.build((None, 2))
+    workers = MadeUp(
+        others=lambda own: [[own[0] ^ 1, own[1]]], texts=[json.dumps(facts)]
+    )
     with pytest.raises(ReplicaDivergenceError) as raised:
-        workers = MadeUp(others=others, texts=[json.dumps(theirs)])
         take_chiefs_values(layer.variables, workers)
-    assert expected in str(raised.value)
+    assert f"Received: {told}. " in str(raised.value)

@@ -7,6 +7,8 @@ import pathlib
 import keras
 
 import keras_dist
+from keras_dist.experimental import PreemptionCheckpointHandler
+from keras_dist.experimental import TerminationConfig
 from keras_dist.fit.workers import checkpoint_folder
 from keras_dist.plugin.backend import get_backend
 from sharded.helpers import adam
@@ -162,3 +164,17 @@ def go_on(what, path, frequency):
     backup = keras.callbacks.BackupAndRestore(path, save_freq=frequency)
     fit(model, epochs=4, callbacks=[backup])
     return state_of(model)
+
+
+def preempt(what, path):
+    """A worker's state when it has to end, and when it goes on."""
+    config = TerminationConfig(lambda: True, exit_fn=lambda: None)
+    states = []
+    for calls in (0, 1):
+        model = compiled(strategy_of(what))
+        handler = PreemptionCheckpointHandler(None, model, path, config)
+        assert handler.total_run_calls == calls
+        states.append(state_of(model))
+        handler.run(fit, model)
+        states.append(state_of(model))
+    return states[1:3]

@@ -206,3 +206,13 @@ def test_the_kind_of_a_backup_may_change(tmp_path):
     fit(whole, epochs=4)
     for end in launched("go_on", TWO, path, "epoch"):
         assert_same(end, state_of(whole))
+
+
+@pytest.mark.parametrize("what", ["variables", "mirrored"])
+def test_workers_that_have_to_end(what, tmp_path):
+    """They save in parts what is in parts, and the chief saves the rest."""
+    for saved, restored in launched("preempt", (what, 2, 1), tmp_path):
+        assert_same(restored, saved, rtol=0, atol=0)
+    in_parts = (tmp_path / "preemption" / "checkpoint.json").exists()
+    assert in_parts == (what == "variables")
+    assert in_parts != (tmp_path / "preemption.weights.h5").exists()

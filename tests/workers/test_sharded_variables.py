@@ -26,7 +26,7 @@ from workers.test_fit import EVERYWHERE
 from workers.test_fit import NAMES
 
 pytestmark = pytest.mark.only_on(
-    "torch", reason="tests/parity/test_sharded_variables.py has JAX."
+    "torch", reason="tests/parity/test_sharded.py has JAX."
 )
 CASES = {case.name: case for case in cases.CASES if BACKEND in case.backends}
 CHOSEN = [name for name in NAMES if name in CASES]

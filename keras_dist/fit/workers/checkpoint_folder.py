@@ -38,27 +38,26 @@ class CheckpointFolder:
         text = os.fspath(path)
         if "://" in text:
             raise ValueError(
-                "A checkpoint in parts is a folder that all workers see as "
-                f"local files. Received: path='{text}'. Expected: a path of "
-                "a local disk, or of a network disk that is mounted."
+                f"A checkpoint has local files. Received: path='{text}'. "
+                "Expected: a path of a local disk, or of a network disk that "
+                "is mounted."
             )
         self.path = os.path.abspath(text)
         self._index = os.path.join(self.path, _INDEX)
         self._workers = workers
+        self.is_chief = workers is None or workers.cluster.is_chief
 
     def is_shared(self, patience: float) -> bool:
         """Returns whether all workers see what the chief makes here."""
         parts, unseen = self._make_parts(patience)
-        if self.is_chief:
-            shutil.rmtree(parts, ignore_errors=True)
+        self._abandon(parts)
         return not unseen
 
     def make_parts(self) -> str:
         """Makes a new folder for the parts, and returns its path."""
         parts, unseen = self._make_parts(PATIENCE)
         if unseen:
-            if self.is_chief:
-                shutil.rmtree(parts, ignore_errors=True)
+            self._abandon(parts)
             raise ClusterError(
                 "Workers that save a checkpoint in parts need a folder that "
                 f"all of them see. Received: path='{self.path}', where "
@@ -73,8 +72,18 @@ class CheckpointFolder:
         if self._workers is not None:
             name = self._workers.chiefs_text(name)
         parts = os.path.join(self.path, name)
-        self._by_chief(lambda: self._make(parts), f"write to '{self.path}'")
+        error: Exception | None = None
+        try:
+            if self.is_chief:
+                self._make(parts)
+        except Exception as failure:
+            error = failure
+        self.check_all(error, f"write to '{self.path}'")
         return parts, self._workers_where(not _appears(parts, patience))
+
+    def _abandon(self, parts: str) -> None:
+        if self.is_chief:
+            shutil.rmtree(parts, ignore_errors=True)
 
     def commit(self, parts: str, index: dict[str, Any]) -> None:
         """Makes the written parts the checkpoint, in place of the old one.
@@ -145,10 +154,6 @@ class CheckpointFolder:
             self._workers.check_all(error, what)
         elif error is not None:
             raise error
-
-    @property
-    def is_chief(self) -> bool:
-        return self._workers is None or self._workers.cluster.is_chief
 
     def _make(self, parts: str) -> None:
         if os.path.exists(self.path) and not os.path.isdir(self.path):
@@ -239,19 +244,6 @@ class CheckpointFolder:
     def _workers_where(self, condition: bool) -> list[int]:
         everyone = self._everyones(int(condition))
         return [index for index, found in enumerate(everyone) if found]
-
-    def _by_chief(self, fn: Callable[[], None], what: str) -> None:
-        """Calls a function on the chief; its error is one on all workers."""
-        if self._workers is None:
-            fn()
-            return
-        error: Exception | None = None
-        if self.is_chief:
-            try:
-                fn()
-            except Exception as failure:
-                error = failure
-        self._workers.check_all(error, what)
 
 
 def _parts_of(text: str) -> str:

@@ -1,7 +1,7 @@
 """Finds variables whose values are not the same on all workers."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_dist.errors import ReplicaDivergenceError
+from keras_dist.fit.workers.agreement import first_of
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
@@ -21,7 +22,6 @@ from keras_dist.replica.strategy_core import StrategyBase
 # Other hardware rounds differently: values may be apart by so much of the
 # variable's largest one.
 _TOLERANCE = 1e-4
-_MOST_SHOWN = 5
 
 
 def comparable(
@@ -40,18 +40,6 @@ def comparable(
     ]
 
 
-def check_state(
-    strategy: StrategyBase,
-    model: keras.Model,
-    codes: Sequence[int],
-    when: str,
-) -> None:
-    """Raises an error that names what differs, if codes of all workers do."""
-    workers = strategy.executor.workers
-    if workers is not None and len(set(codes)) > 1:
-        check_values(_state_of(model), workers, when)
-
-
 def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
     """Returns a hash of a model's state, below 2**32; metrics don't count.
 
@@ -61,27 +49,31 @@ def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
     workers, plan = strategy.executor.workers, strategy.plan
     if workers is None:
         return 0
-    variables = _state_of(model)
+    variables = state_of(model)
     code = code_of([keras_internals.value_of(v) for v in variables])
     for index in range(1, plan.num_local_replicas):
         copies = [strategy.executor.home(v).read(index) for v in variables]
-        if code_of(copies) != code:
-            _check_copies(variables, copies, index, workers)
+        if code_of(copies) == code:
+            continue
+        values = [keras_internals.value_of(v) for v in variables]
+        if found := _far(variables, copies, values):
+            raise _apart(
+                f"replicas of worker {workers.cluster.index}, and on its "
+                f"replica {index} these are apart from those of its first one",
+                found,
+            )
     return code
 
 
 def digest_of(model: keras.Model) -> np.ndarray:
     """Returns the mean and the size of each variable of a model's state."""
-    values = [keras_internals.value_of(v) for v in _state_of(model)]
-    arrays = [np.asarray(ops.convert_to_numpy(value)) for value in values]
-    found = [
-        (
-            each.mean(dtype="float64"),
-            np.sqrt(np.mean(np.square(each, dtype="float64"))),
-        )
-        for each in arrays
-        if each.size
-    ]
+    found = []
+    for variable in state_of(model):
+        value = keras_internals.value_of(variable)
+        array = np.asarray(ops.convert_to_numpy(value))
+        if array.size:
+            size = np.sqrt(np.mean(np.square(array, dtype="float64")))
+            found.append((array.mean(dtype="float64"), size))
     return np.array(found, "float64").reshape(-1, 2)
 
 
@@ -89,26 +81,21 @@ def check_digest(
     model: keras.Model, own: np.ndarray, chiefs: np.ndarray
 ) -> None:
     """Raises an error if the chief has saved other values than these."""
-    if own.shape == chiefs.shape:
-        sizes = np.nan_to_num(chiefs[:, 1:], nan=0.0, posinf=0.0)
-        far = _apart_by(own, chiefs) > _TOLERANCE * sizes
-        variables = [v for v in _state_of(model) if np.prod(v.shape)]
-        found = [
-            f"'{variable.path}'"
-            for variable, is_far in zip(variables, far.any(axis=1), strict=True)
-            if is_far
-        ]
-    else:
-        found = [f"{len(own)} variables in place of {len(chiefs)}"]
+    variables = [v for v in state_of(model) if np.prod(v.shape)]
+    found = [f"{len(own)} variables in place of {len(chiefs)}"]
+    if len(own) == len(chiefs):
+        found = _far(variables, own, chiefs)
     if found:
         raise _apart(
             "a model that the chief has saved with other values. On this "
-            "worker, these are apart from them",
+            "worker, the means and sizes of these are apart from the saved "
+            "ones",
             found,
         )
 
 
-def _state_of(model: keras.Model) -> list[keras.Variable]:
+def state_of(model: keras.Model) -> list[keras.Variable]:
+    """Returns the variables that workers compare; metrics don't count."""
     left_out = keras_saveables.metric_variables(model)
     variables = keras_saveables.all_variables(model)
     variables += getattr(bound(model), "outside", [])
@@ -135,8 +122,10 @@ def check_values(
     distances = workers.gather([ops.convert_to_tensor(np.array(own))])
     table = np.stack([ops.convert_to_numpy(each) for (each,) in distances])
     found = [
-        f"'{variables[place].path}' by {distance:.3g} on worker {index}"
-        for place, index, distance in _largest(places, table)
+        f"'{variables[place].path}' by {column.max():.3g} on worker "
+        f"{int(column.argmax())}"
+        for place, column in zip(places, table.T, strict=True)
+        if column.max() > 0
     ]
     if found:
         raise _apart(
@@ -144,66 +133,43 @@ def check_values(
         )
 
 
-def _check_copies(
+def _far(
     variables: Sequence[keras.Variable],
-    copies: Sequence[Any],
-    replica: int,
-    workers: Workers,
-) -> None:
-    values = [keras_internals.value_of(variable) for variable in variables]
-    pairs = zip(variables, values, copies, strict=True)
-    found = [
+    values: Iterable[Any],
+    others: Iterable[Any],
+) -> list[str]:
+    """Returns the paths of variables with values that are too far apart."""
+    return [
         f"'{variable.path}' by {distance:.3g}"
-        for variable, value, copy in pairs
-        if (distance := _distance(copy, value)) > 0
-    ]
-    if found:
-        index = workers.cluster.index
-        raise _apart(
-            f"replicas of worker {index}, and on its replica {replica} these "
-            "are apart from those of its first one",
-            found,
+        for variable, value, other in zip(
+            variables, values, others, strict=True
         )
-
-
-def _largest(
-    places: Sequence[int], table: np.ndarray
-) -> Iterator[tuple[int, int, float]]:
-    """Yields the place, the worker and the distance of what is too far."""
-    for column, place in enumerate(places):
-        index = int(np.argmax(table[:, column]))
-        if table[index, column] > 0:
-            yield place, index, float(table[index, column])
+        if (distance := _distance(value, other)) > 0
+    ]
 
 
 def _distance(value: Any, other: Any) -> float:
-    """Returns how far values are apart; 0 if that may be rounding."""
+    """Returns how far values are apart; 0 if that may be rounding.
+
+    That is infinite where only one is infinite or no number."""
     own, theirs = (
         np.asarray(ops.convert_to_numpy(each)).astype("float64")
         for each in (value, other)
     )
-    apart = _apart_by(own, theirs).max(initial=0.0)
-    largest = np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
-    return 0.0 if apart <= _TOLERANCE * largest else float(apart)
-
-
-def _apart_by(own: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Returns distances: infinite where only one is infinite or no number."""
     same = (own == theirs) | (np.isnan(own) & np.isnan(theirs))
     with np.errstate(invalid="ignore"):
         apart = np.nan_to_num(np.abs(own - theirs), nan=np.inf, posinf=np.inf)
-    return np.where(same, 0.0, apart)
+    distance = np.where(same, 0.0, apart).max(initial=0.0)
+    largest = np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
+    return 0.0 if distance <= _TOLERANCE * largest else float(distance)
 
 
 def _apart(of: str, found: Sequence[str]) -> ReplicaDivergenceError:
-    more = len(found) - _MOST_SHOWN
     return ReplicaDivergenceError(
         f"Variables must be equal everywhere. Received: {of}: "
-        f"{', '.join(found[:_MOST_SHOWN])}"
-        f"{f', and {more} more' if more > 0 else ''}. Expected: the same "
-        "values on every worker and replica. Look for code that only some "
-        "workers run, for files of weights that differ, and for random "
-        "numbers of a worker's own."
+        f"{first_of(found)}. Expected: the same values on every worker and "
+        "replica. Look for code that only some workers run, for files of "
+        "weights that differ, and for random numbers of a worker's own."
     )
 
 

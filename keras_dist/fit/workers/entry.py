@@ -12,10 +12,11 @@ from typing import Any
 
 import keras
 
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import same_data
 from keras_dist.fit.workers import together
+from keras_dist.fit.workers.agreement import Facts
+from keras_dist.fit.workers.agreement import compare
 from keras_dist.fit.workers.backup import Restore
 from keras_dist.fit.workers.backup import Save
 from keras_dist.fit.workers.callbacks import BACKUP
@@ -32,9 +33,7 @@ from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.workers import Workers
 
-METHODS = ("fit", "evaluate", "predict")
-UNKNOWN = -1
-_NUMBERS = (
+_ARGUMENTS = (
     "batch_size",
     "epochs",
     "initial_epoch",
@@ -42,102 +41,9 @@ _NUMBERS = (
     "steps",
     "validation_batch_size",
     "validation_freq",
+    "validation_split",
     "validation_steps",
 )
-
-
-def described(method: str, arguments: Mapping[str, Any]) -> dict[str, int]:
-    """Returns what has to be equal on all workers, as integers by name."""
-    validation = arguments.get("validation_data")
-    if isinstance(validation, (tuple, list)) and validation:
-        validation = validation[0]
-    split = arguments.get("validation_split") or 0.0
-    found = {"method": METHODS.index(method)}
-    found |= {name: _number(arguments.get(name)) for name in _NUMBERS}
-    found["validation_split (in millionths)"] = round(1e6 * split)
-    # A boolean, a string or `None`, which stands for true.
-    shuffle = arguments.get("shuffle")
-    is_true = shuffle is None or bool(shuffle)
-    found["shuffle"] = 2 if isinstance(shuffle, str) else int(is_true)
-    found["rows of the data"] = rows_of(arguments.get("x"))
-    found["batches of the data"] = batches_of(arguments.get("x"))
-    found["rows of the validation data"] = rows_of(validation)
-    found["batches of the validation data"] = batches_of(validation)
-    return found
-
-
-def rows_of(data: Any) -> int:
-    """Returns the number of rows of arrays, or -1 for a dataset of batches."""
-    if same_data.is_read(data):
-        return UNKNOWN
-    shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(data)]
-    rows = [shape[0] for shape in shapes if shape]
-    return _number(rows[0] if rows else None)
-
-
-def batches_of(data: Any) -> int:
-    """Returns the number of batches of a dataset that knows it, else -1."""
-    if not same_data.is_read(data):
-        return UNKNOWN
-    for name in ("num_batches", "cardinality", "__len__"):
-        try:
-            found = getattr(data, name, None)
-            number = found() if callable(found) else found
-        except (TypeError, NotImplementedError):
-            # A dataset may have the method without knowing its length.
-            continue
-        if number is not None:
-            return _number(int(number))
-    return UNKNOWN
-
-
-def check_agreement(
-    own: Mapping[str, int],
-    more: Sequence[int],
-    workers: Workers,
-    what: str,
-) -> list[list[int]]:
-    """Compares workers' calls; returns each one's `more`, of equal lengths."""
-    numbers = workers.concatenate_numbers([*own.values(), *more], what)
-    size = len(own) + len(more)
-    everyone = [numbers[i : i + size] for i in range(0, len(numbers), size)]
-    columns = zip(*(each[: len(own)] for each in everyone), strict=True)
-    differences = [
-        f"{name}: " + _told(name, column)
-        for name, column in zip(own, columns, strict=True)
-        if len(set(column)) > 1
-    ]
-    if differences:
-        raise ReplicaDivergenceError(
-            "Workers are about to make different calls, and would wait for "
-            f"each other forever. Received: {'; '.join(differences)}. "
-            "Expected: the same call with the same amount of data on every "
-            "worker. Give each worker the whole data and the global batch "
-            "size. Each worker takes its own rows."
-        )
-    return [each[len(own) :] for each in everyone]
-
-
-def _told(name: str, column: tuple[int, ...]) -> str:
-    chiefs = column[0]
-    index = next(i for i, value in enumerate(column) if value != chiefs)
-    values = [_named(name, value) for value in (chiefs, column[index])]
-    return f"{values[0]} on worker 0, {values[1]} on worker {index}"
-
-
-def _named(name: str, value: int) -> str:
-    if name == "method":
-        return f"`{METHODS[value]}`"
-    return "unknown or not given" if value == UNKNOWN else str(value)
-
-
-def _number(value: Any) -> int:
-    if value is None or isinstance(value, (list, tuple, set)):
-        return UNKNOWN if value is None else len(value)
-    return max(int(value), UNKNOWN)
-
-
-_BACKUP_FREQUENCY = "save_freq of BackupAndRestore (0 for 'epoch')"
 _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
@@ -179,20 +85,20 @@ class Entry:
         """
         data = _data(self._arguments())
         own = described(self._name, self._arguments())
-        own[_BACKUP_FREQUENCY] = self._backup_frequency()
-        own[same_data.VARIABLE] = int(same_data.is_wanted())
+        for callback in self._callbacks:
+            if isinstance(callback, BACKUP):
+                name = f"save_freq of {type(callback).__name__}"
+                own[name] = str(callback.save_freq)
         state, backend = "", get_backend()
         if self._name == "fit":
             state = randomness.random_state(backend)
         changing = [c for c in self._callbacks if is_everyones(c)]
-        computed = _fingerprint(self._name, self._model, changing)
-        more = [randomness.code_of(state), int(bool(self._callbacks))]
-        more.append(fingerprint.code_of(computed))
-        more += same_data.fingerprints(data, self._get("batch_size"))
+        own |= _computed(self._name, self._model, changing)
+        numbers = [randomness.code_of(state), int(bool(self._callbacks))]
+        numbers += same_data.fingerprints(data, self._get("batch_size"))
         what = f"`{self._name}`, to compare arguments"
-        everyone = check_agreement(own, more, self._workers, what)
-        codes, have_callbacks, own_codes, *seen = zip(*everyone, strict=True)
-        fingerprint.compare(computed, own_codes, self._workers)
+        everyone = compare(own, self._workers, what, numbers)
+        codes, have_callbacks, *seen = zip(*everyone, strict=True)
         vars(bound(self._model))["compared"] = fingerprint.stamp_of(self._model)
         if len(set(codes)) > 1:
             state = self._workers.chiefs_text(state)
@@ -241,9 +147,7 @@ class Entry:
                 restore = Restore(callback, workers)
                 self._callbacks[index] = restore
                 others = self._callbacks
-                last.append(
-                    Save(callback, restore, others, workers, get_backend())
-                )
+                last.append(Save(callback, restore, others, get_backend()))
         self._callbacks = [*self._callbacks, *last]
 
     def _in_list(self) -> Any:
@@ -258,13 +162,6 @@ class Entry:
                 callback.set_params(given.params)
         result.callbacks = self._callbacks
         return result
-
-    def _backup_frequency(self) -> int:
-        found = [c for c in self._callbacks if isinstance(c, BACKUP)]
-        if not found:
-            return -1
-        frequency = found[0].save_freq
-        return 0 if frequency == "epoch" else int(frequency)
 
     def _arguments(self) -> dict[str, Any]:
         merged = dict(self._given.arguments)
@@ -286,9 +183,55 @@ class Entry:
                 self._given.arguments[parameter.name] = {**more, name: value}
 
 
-def _fingerprint(
+def described(method: str, arguments: Mapping[str, Any]) -> Facts:
+    """Returns what has to be equal on all workers, but for zero and `None`."""
+    validation = arguments.get("validation_data")
+    if isinstance(validation, (tuple, list)) and validation:
+        validation = validation[0]
+    shuffle = arguments.get("shuffle")
+    # A string, or a boolean in any form; `None` stands for true.
+    if not isinstance(shuffle, str):
+        shuffle = shuffle is None or bool(shuffle)
+    found = {
+        "method": f"`{method}`",
+        **{name: arguments.get(name) or None for name in _ARGUMENTS},
+        "shuffle": shuffle,
+        "rows of the data": rows_of(arguments.get("x")),
+        "batches of the data": batches_of(arguments.get("x")),
+        "rows of the validation data": rows_of(validation),
+        "batches of the validation data": batches_of(validation),
+        same_data.VARIABLE: same_data.is_wanted(),
+    }
+    return {k: str(v) for k, v in found.items() if v is not None}
+
+
+def rows_of(data: Any) -> int | None:
+    """Returns the number of rows of arrays, `None` for a dataset of batches."""
+    if same_data.is_read(data):
+        return None
+    shapes = [getattr(leaf, "shape", None) for leaf in keras.tree.flatten(data)]
+    return next((shape[0] for shape in shapes if shape), None)
+
+
+def batches_of(data: Any) -> int | None:
+    """Returns the number of batches of a dataset that knows it."""
+    if not same_data.is_read(data):
+        return None
+    for name in ("num_batches", "cardinality", "__len__"):
+        try:
+            found = getattr(data, name, None)
+            number = found() if callable(found) else found
+        except (TypeError, NotImplementedError):
+            # A dataset may have the method without knowing its length.
+            continue
+        if number is not None:
+            return int(number)
+    return None
+
+
+def _computed(
     name: str, model: keras.Model, callbacks: Sequence[Any] = ()
-) -> fingerprint.Fingerprint:
+) -> Facts:
     """Describes what a call computes."""
     link: Any = bound(model)
     if link.compiled is None:  # before it belonged to a strategy
@@ -298,7 +241,7 @@ def _fingerprint(
     if name == "fit" or link.compared != layers:
         link.layers = fingerprint.of_layers(model)
     own = fingerprint.of_process(callbacks)
-    found: fingerprint.Fingerprint = own | link.compiled | link.layers
+    found: Facts = own | link.compiled | link.layers
     return found
 
 
@@ -309,12 +252,8 @@ def check_batch(
     workers: Workers,
 ) -> None:
     """Compares what `train_on_batch` or a relative computes, and its data."""
-    model = args[0]
-    computed = _fingerprint(method.__name__, model)
-    code = fingerprint.code_of(computed)
     what = f"`{method.__name__}`, to compare models"
-    codes = workers.concatenate_numbers([code], what)
-    fingerprint.compare(computed, codes, workers)
+    compare(_computed(method.__name__, args[0]), workers, what)
     if same_data.is_wanted():
         given = inspect.signature(method).bind(*args, **kwargs).arguments
         data = _data({**given, **given.get("kwargs", {})})

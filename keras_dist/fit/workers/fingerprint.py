@@ -8,9 +8,7 @@ become the chief's.
 
 import contextlib
 import functools
-import hashlib
 import inspect
-import json
 import sys
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -21,19 +19,15 @@ import keras
 import numpy as np
 
 from keras_dist.environment.packages import version_of
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers import users_code
+from keras_dist.fit.workers.agreement import Facts
+from keras_dist.fit.workers.agreement import hash_of
 from keras_dist.fit.workers.users_code import SAVES
 from keras_dist.fit.workers.users_code import class_text
-from keras_dist.fit.workers.users_code import hash_of
 from keras_dist.fit.workers.users_code import is_users
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.front_end import CompiledFunction
-from keras_dist.plugin.workers import Workers
-
-# Entry by entry, in words that tell one value from another.
-Fingerprint = dict[str, str]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # Keys of configurations that say nothing of what is computed: names are
@@ -41,12 +35,9 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = {"name", "seed", "shared_object_id", "build_config", "iterations"}
 # Objects inside of objects that are described, at most.
 _DEPTH = 8
-_MOST_SHOWN = 5
-# Characters of a value in errors; others end with a code of the whole.
-_LONG = 120
 
 
-def of_process(callbacks: Sequence[Any]) -> Fingerprint:
+def of_process(callbacks: Sequence[Any]) -> Facts:
     """Describes versions, Keras' settings, and callbacks by their names."""
     backend = keras.backend.backend()
     return {
@@ -62,7 +53,7 @@ def of_process(callbacks: Sequence[Any]) -> Fingerprint:
     }
 
 
-def of_compile(model: keras.Model) -> Fingerprint:
+def of_compile(model: keras.Model) -> Facts:
     """Describes what a model was compiled with."""
     arguments = keras_internals.compile_arguments(model) or {}
     found = {
@@ -80,14 +71,14 @@ def stamp_of(model: keras.Model) -> list[tuple[int, bool]]:
     return [(id(each), each.trainable) for each in model._flatten_layers()]
 
 
-def of_layers(model: keras.Layer) -> Fingerprint:
+def of_layers(model: keras.Layer) -> Facts:
     """Describes a model's layers."""
     layers = list(model._flatten_layers())
     parts = [o for each in layers for o in getattr(each, "operations", ())]
     names = {
         part.name: f"#{index}" for index, part in enumerate([*layers, *parts])
     }
-    found: Fingerprint = {}
+    found: Facts = {}
     for index, layer in enumerate(layers):
         what = f"layer {index} ({type(layer).__name__})"
         found |= _of_object(what, layer, names)
@@ -115,43 +106,38 @@ def of_callback(callback: Any) -> str:
     return f"{type(callback).__name__}({_text(values, {})})"
 
 
-def _of_object(what: str, thing: Any, names: Mapping[str, str]) -> Fingerprint:
+def _of_object(what: str, thing: Any, names: Mapping[str, str]) -> Facts:
     """Describes an object with a configuration, entry by entry."""
     found = {what: class_text(type(thing))}
     for name, value in _config_of(thing).items():
         if name not in _SKIPPED:
             found[f"{what}: {name}"] = _text(value, names)
-    for name, value in vars(thing).items():
-        if name not in SAVES and users_code.is_users_code(value):
-            found[f"{what}: {name}"] = _text(value, names)
     return found
 
 
 def _config_of(thing: Any) -> dict[str, Any]:
-    """Returns an object's configuration, and what a user's class reads."""
-    config = None
-    if _has_lambda(thing):
-        # Its configuration would have the lambda's file and line.
-        config = {
-            name: value
-            for name, value in vars(thing).items()
-            if (name not in SAVES and users_code.is_users_code(value))
-            or (
-                isinstance(value, (*_PLAIN, dict, list, tuple))
-                and not name.startswith("_")
-                # The layers of a model are described one by one.
-                and not isinstance(thing, keras.Model)
-            )
-        }
-    else:
+    """Returns an object's configuration, and its code of the user's."""
+    attributes = {n: v for n, v in vars(thing).items() if n not in SAVES}
+    config: Any = {}
+    if not _has_lambda(thing):
         # A class of the user's may have none, or a faulty one.
         with contextlib.suppress(Exception):
             # The method of the class: that of a model adds the strategy.
             config = type(thing).get_config(thing)
+    # A configuration would have the lambda's file and line. The layers of a
+    # model are described one by one.
+    elif not isinstance(thing, keras.Model):
+        config = {
+            name: value
+            for name, value in attributes.items()
+            if isinstance(value, (*_PLAIN, dict, list, tuple))
+            and not name.startswith("_")
+        }
     config = config if isinstance(config, dict) else {}
     if is_users(type(thing)):
         config = {**users_code.read_by_class(thing), **config}
-    return config
+    code = {n: v for n, v in attributes.items() if users_code.is_users_code(v)}
+    return {**config, **code}
 
 
 def _has_lambda(thing: Any) -> bool:
@@ -165,12 +151,12 @@ def _has_lambda(thing: Any) -> bool:
     )
 
 
-def of_step(fn: Callable[..., Any]) -> Fingerprint:
+def of_step(fn: Callable[..., Any]) -> Facts:
     """Describes a function, and the objects of Keras that it uses."""
     if isinstance(fn, CompiledFunction):
         fn = fn.python_function
     reached = users_code.reached(fn)
-    found: Fingerprint = {}
+    found: Facts = {}
     for code in reached.codes:
         what = f"code of `{code.co_qualname}`"
         found[what] = found.get(what, "") + users_code.code_text(code)
@@ -180,50 +166,6 @@ def of_step(fn: Callable[..., Any]) -> Fingerprint:
         else:
             found |= _of_object(f"`{name}`", thing, {})
     return found
-
-
-def compare(own: Fingerprint, codes: Sequence[int], workers: Workers) -> None:
-    """Raises an error that names what differs, if workers' codes do."""
-    if len(set(codes)) == 1:
-        return
-    shown = {name: _shortened(value) for name, value in own.items()}
-    everyone = [json.loads(t) for t in workers.texts(json.dumps(shown))]
-    other = next(i for i, code in enumerate(codes) if code != codes[0])
-    first, theirs = everyone[0], everyone[other]
-    names = [n for n in {**first, **theirs} if first.get(n) != theirs.get(n)]
-    # Those of a whole model come last.
-    names.sort(key=lambda name: len(first.get(name, "")) > _LONG)
-    found = [
-        f"{name}: {first.get(name, 'nothing')} on worker 0, "
-        f"{theirs.get(name, 'nothing')} on worker {other}"
-        for name in names[:_MOST_SHOWN]
-    ]
-    if not found:
-        return
-    more = len(names) - len(found)
-    raise ReplicaDivergenceError(
-        "Workers are about to compute different things, so their weights "
-        f"would part. Received: {'; '.join(found)}"
-        f"{f'; and {more} more' if more > 0 else ''}. Expected: the same "
-        "model, settings and versions on every worker. Look for environment "
-        "variables that only some workers have, for files that differ, and "
-        "for code that only some workers run. A value of your own that may "
-        "differ, such as a path, has a name that begins with an underscore."
-    )
-
-
-def code_of(fingerprint: Fingerprint) -> int:
-    """Returns a hash of a fingerprint, below 2**62."""
-    digest = hashlib.blake2b(
-        json.dumps(fingerprint, sort_keys=True).encode(), digest_size=8
-    ).digest()
-    return int.from_bytes(digest, "little") >> 2
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _LONG:
-        return text
-    return f"{text[:_LONG]}... ({hash_of(text.encode())})"
 
 
 def _text(value: Any, names: Mapping[str, str], depth: int = _DEPTH) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_dist.core import context
+from keras_dist.fit.workers import agreement
 from keras_dist.fit.workers import drift
 from keras_dist.fit.workers import fingerprint
 from keras_dist.plugin.recorder import of_its_own
@@ -51,11 +52,9 @@ def _compare(fn: Callable[..., Any], workers: Workers) -> None:
     if key in workers.compared or workers.num_compared[code] >= _MOST:
         return
     found = fingerprint.of_step(fn)
-    number = fingerprint.code_of(found)
     if workers.is_tracing:  # the outer function is compared
-        context.note_exchange(f"step {number:x}")
+        context.note_exchange(f"step {agreement.note_of(found)}")
         return
-    codes = workers.concatenate_numbers([number], "a comparison of steps")
-    fingerprint.compare(found, codes, workers)
+    agreement.compare(found, workers, "a comparison of steps")
     workers.compared.add(key)
     workers.num_compared[code] += 1

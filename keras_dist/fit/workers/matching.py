@@ -7,13 +7,14 @@ from typing import Any
 
 import keras
 
+from keras_dist.fit.workers.agreement import first_of
+
 # Variables of each group of a model's state: "model", "optimizer" and so on.
 Groups = dict[str, list[keras.Variable]]
 # What a checkpoint says of a variable: its path, shape and dtype.
 Described = dict[str, Any]
 # Keras appends such numbers to names that were used before.
 _NUMBER = re.compile(r"_\d+(?![0-9A-Za-z])")
-_MOST_SHOWN = 5
 
 
 def key(group: str, position: int) -> str:
@@ -62,11 +63,9 @@ def matched(
                     f"{_kind(theirs[position])} in the checkpoint"
                 )
     if problems:
-        more = len(problems) - _MOST_SHOWN
-        shown = "; ".join(problems[:_MOST_SHOWN])
         raise ValueError(
             "The checkpoint has other variables than the model. Received: "
-            f"{shown}{f'; and {more} more' if more > 0 else ''}. Expected: "
+            f"{first_of(problems, '; ')}. Expected: "
             "the model and the optimizer that were saved."
         )
     return named

@@ -65,7 +65,8 @@ def check_arrays(
     arguments: Mapping[str, Any], workers: Workers, rows: int | None = None
 ) -> None:
     """Compares arrays that workers are about to use, in one collective."""
-    _compare(arguments, fingerprints(arguments, rows), workers)
+    numbers = fingerprints(arguments, rows)
+    compare(arguments, workers.concatenate_numbers(numbers), workers)
 
 
 def fingerprints(arguments: Mapping[str, Any], rows: Any = None) -> list[int]:
@@ -86,7 +87,8 @@ def data_watched(
     waiting = {name: value for name, value in data.items() if is_read(value)}
 
     def see(name: str, batch: Any) -> None:
-        _compare({name: batch}, fingerprint(batch), workers)
+        numbers = workers.concatenate_numbers(fingerprint(batch))
+        compare({name: batch}, numbers, workers)
 
     def wrapping(data: Any) -> Callable[[Any], Any] | None:
         """Returns a wrapper of the batches of `data`, once; else `None`."""
@@ -104,12 +106,6 @@ def is_read(data: Any) -> bool:
     """Returns whether data must be read to be known, unlike arrays."""
     at_hand = (list, tuple, dict, str, int, float, np.generic, type(None))
     return not isinstance(data, at_hand) and not hasattr(data, "shape")
-
-
-def _compare(
-    values: Mapping[str, Any], numbers: Sequence[int], workers: Workers
-) -> None:
-    compare(values, workers.concatenate_numbers(list(numbers)), workers)
 
 
 def compare(

@@ -1,9 +1,13 @@
-"""A file with everything that a model needs to go on training exactly."""
+"""The chief's file with everything that a model needs to go on training."""
 
+import contextlib
 import hashlib
 import json
 import os
+import shutil
+import tempfile
 import threading
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 from typing import BinaryIO
@@ -32,33 +36,73 @@ _SIZE = len(_MARK) + hashlib.sha256().digest_size
 _CHUNK = 1 << 20
 
 
-def write_state(
-    model: keras.Model, path: str, notes: Mapping[str, Any], built: Built
-) -> None:
-    """Writes weights, optimizer state, seeds and JSON notes, atomically.
+class StateFile:
+    """A file of Keras' format, with notes, seeds and a checksum.
 
-    All workers ask `built_for`, which may refuse the model; the chief writes.
+    With `keeps_previous`, a copy of the file before it is kept beside it.
     """
-    seeds = [_listed(seed) for seed in _seeds(model)]
-    text = json.dumps({**notes, _SEEDS: seeds, _BUILT: built})
-    with written_beside(path) as beside:
-        with writing():
-            type(model).save_weights(model, beside, overwrite=True)
-        with _opened(beside, "a") as file:
-            file[_NOTES] = np.frombuffer(text.encode(), "uint8")
-        seal(beside)
+
+    def __init__(self, path: str, keeps_previous: bool = False) -> None:
+        self._path = path
+        self._previous = f"{path}.bkp"
+        self._keeps_previous = keeps_previous
+
+    def exists(self) -> bool:
+        return os.path.exists(self._path) or os.path.exists(self._previous)
+
+    def write(
+        self, model: keras.Model, notes: Mapping[str, Any], built: Built
+    ) -> None:
+        """Replaces the file, atomically; the chief alone calls it."""
+        os.makedirs(os.path.dirname(self._path), exist_ok=True)
+        if self._keeps_previous and _is_readable(self._path):
+            with written_beside(self._previous) as beside:
+                shutil.copyfile(self._path, beside)
+        seeds = [listed(seed) for seed in _seeds(model)]
+        text = json.dumps({**notes, _SEEDS: seeds, _BUILT: built})
+        with written_beside(self._path) as beside:
+            with writing():
+                type(model).save_weights(model, beside, overwrite=True)
+            with _opened(beside, "a") as file:
+                file[_NOTES] = np.frombuffer(text.encode(), "uint8")
+            _seal(beside)
+
+    def restore(
+        self, model: keras.Model, workers: Workers | None
+    ) -> dict[str, Any] | None:
+        """Restores a model on every worker; only the chief needs the file.
+
+        Returns the notes, empty for a file of Keras', or `None` without a file.
+        """
+        is_chief = workers is None or workers.cluster.is_chief
+        with self._readable() if is_chief else contextlib.nullcontext("") as p:
+            return _restored(model, p, workers)
+
+    def remove(self) -> None:
+        for path in (self._path, self._previous):
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[str]:
+        """Yields the file, or the previous one if it can't be read."""
+        has_previous = os.path.exists(self._previous)
+        if not has_previous or _is_readable(self._path):
+            yield self._path
+            return
+        # Keras chooses the format by the suffix, which the file lacks.
+        with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
+            path = os.path.join(folder, os.path.basename(self._path))
+            os.symlink(os.path.abspath(self._previous), path)
+            yield path
 
 
-def restore_state(
+def _restored(
     model: keras.Model, path: str, workers: Workers | None
 ) -> dict[str, Any] | None:
-    """Restores a model on every worker from the chief's file.
-
-    Returns the notes, empty for a file of Keras', or `None` without a file.
-    """
-    is_chief = workers is None or workers.cluster.is_chief
-    found = os.path.exists(path) if is_chief else None
-    if found and is_damaged(path):
+    """Restores a model from a file, whose path is empty but on the chief."""
+    found = os.path.exists(path)
+    if found and _is_damaged(path):
         raise CheckpointError(
             f"The saved state '{path}' is damaged: its checksum does not "
             "match its content. Delete the file, or replace it with an "
@@ -74,40 +118,35 @@ def restore_state(
     variables = keras_saveables.layer_variables(model)
     build_as_saved(model, notes.pop(_BUILT, None), variables)
     with written_by_chief(model):
-        if is_chief:
+        if path:
             _load(model, path)
     if workers is not None:
         take_chiefs_values(keras_saveables.all_variables(model), workers)
-    seeds = notes.pop(_SEEDS, [])
-    if len(seeds) == len(_seeds(model)):
-        for variable, value in zip(_seeds(model), seeds, strict=True):
-            variable.assign(value)
+    assign_if_alike(_seeds(model), notes.pop(_SEEDS, []))
     return notes
 
 
-def is_readable(path: str) -> bool:
-    """Returns whether a file, of Keras or ours, exists and is undamaged."""
-    try:
-        with _opened(path, "r"):
-            return not is_damaged(path)
-    except OSError:
-        return False
+def listed(variable: keras.Variable) -> Any:
+    """Returns a variable's value as a list of numbers."""
+    return keras.ops.convert_to_numpy(variable.value).tolist()
 
 
-def metric_values(model: keras.Model) -> list[Any]:
-    """Returns the states of a model's metrics, as lists of numbers."""
-    own = keras_saveables.metric_variables(model).values()
-    return [_listed(variable) for variable in own]
-
-
-def set_metric_values(model: keras.Model, values: list[Any]) -> bool:
-    """Restores the values from `metric_values`, if the metrics are built."""
-    variables = keras_saveables.metric_variables(model).values()
+def assign_if_alike(variables: list[keras.Variable], values: list[Any]) -> bool:
+    """Assigns lists of numbers, if there is one for each variable."""
     if len(variables) != len(values):
         return False
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
     return True
+
+
+def _is_readable(path: str) -> bool:
+    """Returns whether a file, of Keras or ours, exists and is undamaged."""
+    try:
+        with _opened(path, "r"):
+            return not _is_damaged(path)
+    except OSError:
+        return False
 
 
 def _opened(path: str, mode: str) -> Any:
@@ -124,6 +163,18 @@ def _read_notes(path: str) -> dict[str, Any]:
         return notes
 
 
+class _LossError(Exception):
+    """A loss that Keras only warns of."""
+
+
+class _Loading(threading.local):
+    def __init__(self) -> None:
+        self.is_strict = False
+
+
+_loading = _Loading()
+
+
 def _load(model: keras.Model, path: str) -> None:
     """Loads a file of Keras', and raises where Keras only warns of a loss."""
     try:
@@ -135,18 +186,6 @@ def _load(model: keras.Model, path: str) -> None:
             f"'{model.name}'. Received: {loss} Expected: the state of "
             "the same model and optimizers."
         ) from None
-
-
-class _LossError(Exception):
-    """A loss that Keras only warns of."""
-
-
-class _Loading(threading.local):
-    def __init__(self) -> None:
-        self.is_strict = False
-
-
-_loading = _Loading()
 
 
 def _see(text: str) -> bool:
@@ -163,11 +202,7 @@ def _seeds(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.variables if keras_random.is_seed(v)]
 
 
-def _listed(variable: keras.Variable) -> Any:
-    return keras.ops.convert_to_numpy(variable.value).tolist()
-
-
-def seal(path: str) -> None:
+def _seal(path: str) -> None:
     """Adds a checksum to the end of a local file, which HDF5 does not read."""
     with open(path, "r+b") as file:
         digest = _digest(file, os.path.getsize(path))
@@ -175,7 +210,7 @@ def seal(path: str) -> None:
         file.write(_MARK + digest)
 
 
-def is_damaged(path: str) -> bool:
+def _is_damaged(path: str) -> bool:
     """Returns whether a local file's content differs from its checksum."""
     size = os.path.getsize(path) - _SIZE
     if size < 0:
@@ -188,10 +223,7 @@ def is_damaged(path: str) -> bool:
 
 def _digest(file: BinaryIO, size: int) -> bytes:
     found = hashlib.sha256()
-    while size > 0:
-        data = file.read(min(size, _CHUNK))
-        if not data:
-            break
+    while data := file.read(min(size, _CHUNK)):
         found.update(data)
         size -= len(data)
     return found.digest()

@@ -1,10 +1,7 @@
 """Several workers as one: the same values and decisions, one writer."""
 
 import contextlib
-import itertools
-import json
 import os
-import zlib
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -13,9 +10,9 @@ import keras
 import numpy as np
 
 from keras_dist.core.storage import Storage
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
+from keras_dist.fit.workers.agreement import compare
 from keras_dist.fit.workers.drift import comparable
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
@@ -123,10 +120,10 @@ class Together(keras.callbacks.Callback):
 
     def _compare(self, when: str) -> None:
         """Finds variables that have drifted apart."""
-        strategy = strategy_of(self.model)
-        code = drift.code_of_state(strategy, self.model)
-        codes = self._agree(when, code)
-        drift.check_state(strategy, self.model, codes, f"at {when}")
+        code = drift.code_of_state(strategy_of(self.model), self.model)
+        if len(set(self._agree(when, code))) > 1:
+            variables = drift.state_of(self.model)
+            drift.check_values(variables, self._workers, f"at {when}")
 
     def _agree(self, what: str, code: int = 0) -> list[int]:
         """Shares decisions; returns the codes of all workers."""
@@ -157,56 +154,16 @@ def check_alike(
     variables: Sequence[keras.Variable], workers: Workers, number: int = 0
 ) -> list[int]:
     """Compares the variables of all workers; returns the number of each."""
-    described = [
-        [v.path, list(v.shape), v.dtype, Storage.of(v).number]
-        for v in variables
-    ]
-    code = zlib.crc32(repr([each[1:] for each in described]).encode())
-    everyone = workers.concatenate_numbers([len(variables), code, number])
-    if len(set(everyone[::3])) == len(set(everyone[1::3])) == 1:
-        return everyone[2::3]
-    texts = workers.texts(json.dumps(described))
-    first, *others = [json.loads(text) for text in texts]
-    index, other = next(
-        (index, other)
-        for index, other in enumerate(others, 1)
-        if [each[1:] for each in other] != [each[1:] for each in first]
-    )
-    pairs = itertools.zip_longest(first, other)
-    position, (chiefs, own) = next(
-        (position, pair)
-        for position, pair in enumerate(pairs)
-        if pair[0] is None or pair[1] is None or pair[0][1:] != pair[1][1:]
-    )
-    if chiefs and own and chiefs[1:-1] == own[1:-1]:
-        raise ReplicaDivergenceError(
-            "Workers call a method for different models. Received: "
-            f"{_numbered(chiefs)} on worker 0, {_numbered(own)} on worker "
-            f"{index}. Expected: the same models in the same order on every "
-            "worker."
-        )
-    raise ReplicaDivergenceError(
-        "Workers made different variables, so they can't train together. "
-        f"Received: {len(first)} variables on worker 0, {len(other)} on "
-        f"worker {index}; the first that differs is number {position}: "
-        f"{_variable(chiefs)} on worker 0, {_variable(own)} on worker "
-        f"{index}. Expected: the same shapes and dtypes in the same order. "
-        "Run the same script, with the same settings, on every worker."
-    )
-
-
-def _variable(described: list[Any] | None) -> str:
-    if described is None:
-        return "none"
-    path, shape, dtype, _ = described
-    return f"'{path}' of shape {tuple(shape)} and {dtype}"
-
-
-def _numbered(described: list[Any]) -> str:
-    path, _, _, number = described
-    if number is None:
-        return f"'{path}', a new variable,"
-    return f"'{path}', variable {number} of this process,"
+    own, paths = {}, {}
+    for index, variable in enumerate(variables):
+        name = f"variable {index}"
+        taken = Storage.of(variable).number
+        known = "new" if taken is None else f"number {taken} of this process"
+        shape = tuple(variable.shape)
+        own[name] = f"{variable.dtype} of shape {shape} ({known})"
+        paths[name] = f" (here '{variable.path}')"
+    what = "a comparison of variables"
+    return [each[0] for each in compare(own, workers, what, [number], paths)]
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A model's training state, saved and restored in parts by all workers."""
+"""A model's training state: saved by the chief, or in parts by all workers."""
 
 import contextlib
 import os
@@ -12,6 +12,7 @@ import keras
 
 from keras_dist.errors import CheckpointError
 from keras_dist.errors import KerasDistError
+from keras_dist.errors import UnsupportedBackendError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import saving
@@ -24,53 +25,156 @@ from keras_dist.fit.workers.matching import Groups
 from keras_dist.fit.workers.matching import described
 from keras_dist.fit.workers.matching import key
 from keras_dist.fit.workers.matching import matched
+from keras_dist.fit.workers.state_file import StateFile
 from keras_dist.fit.workers.together import check_alike
+from keras_dist.fit.workers.together import readable_by_chief
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.powers import SavesParts
 from keras_dist.plugin.powers import Writing
+from keras_dist.plugin.workers import Workers
 from keras_dist.plugin.workers import raise_explained
 
 _BACKEND, _VARIABLES, _NOTES = "backend", "variables", "notes"
 _BUILT = "optimizers"
 _MODEL = "model"
 _WRITE = "write its parts of a checkpoint"
+# Seconds within which a worker sees a shared folder, before the chief saves
+# for all.
+_PATIENCE = 2.0
 
 
 class TrainingState:
-    """The state of a model, who keeps it, and where it is saved."""
+    """The training state of a model, and where it is saved.
 
-    def __init__(self, model: keras.Model, path: Any) -> None:
-        if not isinstance(model, keras.Model):
-            raise TypeError(
-                "A checkpoint in parts is one of a model. Received: "
-                f"{model!r}. Expected: a `keras.Model`, then a path."
-            )
-        saving.wait()
-        self._model = model
-        self._power = _power()
+    It is saved in parts, into a folder that all workers share, or by the chief
+    as one file of Keras' format. All workers call the methods together.
+
+    Args:
+        model: The `keras.Model`.
+        folder: The folder for parts.
+        file: The path of the chief's file. Then parts are for several workers
+            with sharded variables and a shared folder. Without a file, the
+            state is always in parts.
+        workers: The workers, unless they are those of the model's strategy.
+        keeps_previous: Whether the file from before is kept, too.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        folder: Any,
+        file: str | None = None,
+        workers: Workers | None = None,
+        keeps_previous: bool = False,
+    ) -> None:
         strategy = strategy_of(model)
+        self._model = model
         self._executor: Executor | None = getattr(strategy, "executor", None)
-        self._workers = getattr(self._executor, "workers", None)
-        self._folder = CheckpointFolder(path, self._workers)
-        if not model.built:
-            raise ValueError(
-                "Only a model with variables can be saved and restored. "
-                f"Received: model '{model.name}', which is not built. Build "
-                "it with `model.build(input_shape)`, or call it on a batch."
-            )
-        if self._workers is not None:
-            self._workers.barrier("save_sharded or restore_sharded")
+        self._workers = workers or getattr(self._executor, "workers", None)
+        self._folder = CheckpointFolder(folder, self._workers)
+        self._file: StateFile | None = None
+        if file is not None:
+            self._file = StateFile(file, keeps_previous)
+        plan = getattr(strategy, "plan", None)
+        self._may_be_in_parts = (
+            self._workers is not None
+            and plan is not None
+            and plan.shards_variables
+        )
+        # Whether parts are written: `None` until workers have found out.
+        self._is_in_parts: bool | None = file is None or None
+
+    def exists_in_parts(self) -> bool:
+        """Returns whether the chief has a whole checkpoint in parts."""
+        return self._folder.exists()
 
     def save(
         self, notes: Mapping[str, Any] | None = None, wait: bool = True
     ) -> Future[None]:
         """Saves the state, with the chief's JSON notes.
 
-        Without `wait`, a thread writes what this copies."""
+        Without `wait`, a thread writes the parts, which this copies."""
+        self._check()
+        if self._goes_in_parts():
+            saved = self._save_parts(notes or {}, wait)
+            if self._file is not None and self._folder.is_chief:
+                self._file.remove()
+            return saved
+        built = built_for(self._model)
+
+        def write() -> None:
+            if self._file is not None and self._folder.is_chief:
+                self._file.write(self._model, notes or {}, built)
+                self._folder.remove()
+
+        with readable_by_chief(self._model):
+            return saving.start(write, wait=True)
+
+    def restore(self) -> dict[str, Any] | None:
+        """Restores the state; returns the notes, `None` without a file."""
+        self._check()
+        notes: dict[str, Any] | None
+        if self._file is None or self._folder.exists():
+            self._come_together()
+            notes = self._folder.read(self._read)[_NOTES]
+        else:
+            notes = self._file.restore(self._model, self._workers)
+        # Before a worker has to end, and has no time.
+        self._goes_in_parts()
+        return notes
+
+    def remove(self) -> None:
+        """Removes the checkpoint, on the chief; other files stay."""
+        if self._folder.is_chief:
+            self._folder.remove()
+            if self._file is not None:
+                self._file.remove()
+
+    def _check(self) -> None:
+        """Refuses what can't be saved, and waits for savings under way."""
+        if not isinstance(self._model, keras.Model):
+            raise TypeError(
+                "A checkpoint is one of a model. Received: "
+                f"{self._model!r}. Expected: a `keras.Model`, then a path."
+            )
+        saving.wait()
+        if self._file is None:
+            _power()
+        if not self._model.built:
+            raise ValueError(
+                "Only a model with variables can be saved and restored. "
+                f"Received: model '{self._model.name}', which is not built. "
+                "Build it with `model.build(input_shape)`, or call it on a "
+                "batch."
+            )
+
+    def _goes_in_parts(self) -> bool:
+        """Returns whether all workers can write parts, and share a folder."""
+        if self._is_in_parts is None:
+            self._is_in_parts = False
+            if self._may_be_in_parts and self._workers is not None:
+                everyone = self._workers.concatenate_numbers([_can_save()])
+                is_possible = all(everyone)
+                self._is_in_parts = is_possible and self._folder.is_shared(
+                    _PATIENCE
+                )
+        return self._is_in_parts
+
+    def _come_together(self) -> Groups:
+        """Returns the variables in groups, which workers have compared."""
+        _power()
+        groups = _groups(self._model)
+        if self._workers is not None:
+            self._workers.barrier("save_sharded or restore_sharded")
+            every = [v for group in groups.values() for v in group]
+            check_alike(every, self._workers)
+        return groups
+
+    def _save_parts(self, notes: Mapping[str, Any], wait: bool) -> Future[None]:
         build_optimizer(self._model)
-        groups = self._groups_alike()
+        groups = self._come_together()
         built = built_for(self._model)
         parts = self._folder.make_parts()
         named = {
@@ -82,7 +186,7 @@ class TrainingState:
 
         def begin() -> str:
             begun.append(
-                self._power.save_parts(
+                _power().save_parts(
                     self._model, self._executor, named, parts, not wait
                 )
             )
@@ -98,7 +202,7 @@ class TrainingState:
                 for group, variables in groups.items()
             },
             _BUILT: built,
-            _NOTES: dict(notes or {}),
+            _NOTES: dict(notes),
         }
 
         def finish() -> None:
@@ -144,12 +248,6 @@ class TrainingState:
         texts: list[str] = self._workers.do_all(name, what, fn, in_background)
         return texts
 
-    def restore(self) -> dict[str, Any]:
-        """Restores the state, and returns the notes."""
-        self._groups_alike()
-        notes: dict[str, Any] = self._folder.read(self._read)[_NOTES]
-        return notes
-
     def _read(self, index: dict[str, Any], parts: str) -> None:
         """Restores the state that an index describes."""
         backend, theirs = keras.backend.backend(), index[_BACKEND]
@@ -170,15 +268,7 @@ class TrainingState:
             saved = {_MODEL: saved[_MODEL]}
         named = matched(groups, saved)
         with self._explained("read"):
-            self._power.restore_parts(self._model, self._executor, named, parts)
-
-    def _groups_alike(self) -> Groups:
-        """Returns the variables in groups, which workers have compared."""
-        groups = _groups(self._model)
-        if self._workers is not None:
-            every = [v for group in groups.values() for v in group]
-            check_alike(every, self._workers)
-        return groups
+            _power().restore_parts(self._model, self._executor, named, parts)
 
     def _layers_saved(self, saved: list[Described]) -> list[keras.Variable]:
         """Returns the layers' variables in the order of a checkpoint."""
@@ -238,3 +328,12 @@ def _groups(model: keras.Model) -> Groups:
         left_out.update(own)
         groups[group] = list(own.values())
     return groups
+
+
+def _can_save() -> int:
+    """Returns 1 if the backend saves parts, and has what it takes."""
+    try:
+        _power()
+    except (UnsupportedBackendError, UnsupportedModelError):
+        return 0
+    return 1

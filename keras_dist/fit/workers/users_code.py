@@ -3,7 +3,6 @@
 import argparse
 import dis
 import functools
-import hashlib
 import inspect
 import itertools
 import sys
@@ -20,6 +19,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_dist.fit.workers.agreement import hash_of
 from keras_dist.internals.keras_internals import Saveable
 
 # Values that code reads count if they are of these types: others tell workers
@@ -268,10 +268,6 @@ def class_text(cls: type) -> str:
         own = f" {hash_of(repr(codes).encode())}" if codes else ""
         _classes[cls] = f"{cls.__qualname__}{own}"
     return _classes[cls]
-
-
-def hash_of(data: bytes) -> str:
-    return hashlib.blake2b(data, digest_size=4).hexdigest()
 
 
 def is_users(definition: Any) -> bool:
