@@ -5,6 +5,7 @@ couple rows where no replica has the others', or part of keras_dist is taken
 out. So the tests don't depend on a defect that will be mended.
 """
 
+import functools
 import json
 
 import keras
@@ -99,6 +100,14 @@ def _table():
     return model
 
 
+def _long_fit():
+    """Trains twice in the one `fit` that is not told its epochs."""
+    model = models.regressor()
+    if is_wrong():
+        model.fit = functools.partial(model.fit, epochs=2)
+    return model
+
+
 def _loss():
     return models.regressor(loss="mae" if is_wrong() else "mse")
 
@@ -119,6 +128,7 @@ CASES = {
         ("state", "counts/seen", "gradients"),
     ),
     "weight": (_optimizer, ("weight", "first/kernel", "training")),
+    "fit": (_long_fit, ("weight", "first/kernel", "fit")),
 }
 
 
