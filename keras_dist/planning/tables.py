@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 from typing import TypeVar
@@ -167,20 +168,20 @@ def html_table(
     title: str, columns: Iterable[str], rows: Iterable[Sequence[Any]]
 ) -> str:
     """Returns a table as HTML; a row has text for each column."""
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
     head = "".join(f"<th>{escape(column)}</th>" for column in columns)
     body = "".join(
         f"<tr>{''.join(f'<td>{_plain(cell)}</td>' for cell in row)}</tr>"
         for row in rows
     )
     return (
-        f"<table><caption>{escape(title)}</caption><thead><tr>{head}</tr>"
-        f"</thead><tbody>{body}</tbody></table>"
+        f"<table>{caption}<thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
     )
 
 
-def _html(shown: Table) -> str:
-    heads, rows = cells_of(shown)
-    return html_table(str(shown.title), heads, rows)
+def _parts(shown: Table) -> tuple[str, list[str], Iterable[Sequence[Any]]]:
+    return (str(shown.title or ""), *cells_of(shown))
 
 
 def cells_of(shown: Table) -> tuple[list[str], Iterable[Sequence[Any]]]:
@@ -193,25 +194,32 @@ def _plain(cell: Any) -> str:
     return escape(getattr(cell, "plain", cell).strip())
 
 
-class Shown(ABC):
-    """A result that `print`, rich and notebooks show: tables, then text."""
+@dataclass(frozen=True)
+class Report:
+    """A title, tables and sentences, which rich and notebooks show.
 
-    @abstractmethod
-    def _tables(self) -> Iterable[Table]:
-        """Returns the tables, whose cells have a text, or one in `plain`."""
+    Args:
+        title: String, may be empty.
+        tables: Sequence of tables of rich. Cells have a text, or one in
+            `plain`.
+        notes: Sequence of strings, paragraphs below the tables.
+    """
 
-    @abstractmethod
-    def _lines(self) -> Iterable[str]:
-        """Returns the lines of text below the tables."""
+    title: str
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[Table | Text]:
-        for each in self._tables():
+        if self.title:
+            yield Text(self.title)
+            yield Text()
+        for each in self.tables:
             yield each
             yield Text()
-        for line in self._lines():
-            yield Text(line)
+        for note in self.notes:
+            yield Text(note)
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size().columns
@@ -223,9 +231,28 @@ class Shown(ABC):
         return file.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
-        tables = "".join(map(_html, self._tables()))
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self._lines())
-        return f"<div>{tables}{lines}</div>"
+        title = f"<p>{escape(self.title)}</p>" if self.title else ""
+        shown = "".join(html_table(*_parts(each)) for each in self.tables)
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<div>{title}{shown}{notes}</div>"
+
+
+class Shown(ABC):
+    """A result that `print`, rich and notebooks show as its `Report`."""
+
+    @abstractmethod
+    def __rich__(self) -> Report:
+        """Returns what is shown."""
+
+    def show(self) -> None:
+        """Prints the result to the terminal, in colour if it has colours."""
+        Console(highlight=False).print(self)
+
+    def __str__(self) -> str:
+        return str(self.__rich__())
+
+    def _repr_html_(self) -> str:
+        return self.__rich__()._repr_html_()
 
 
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:

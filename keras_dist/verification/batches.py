@@ -43,8 +43,11 @@ class Batch:
     @property
     def element(self) -> Any:
         """The batch as a dataset has it."""
-        is_alone = not self.is_bare and len(self.data) == 1
-        return self.data[0] if is_alone else self.data
+        if self.is_bare:
+            return self.data
+        # TensorFlow's datasets have no lists.
+        data = keras.tree.lists_to_tuples(self.data)
+        return data[0] if len(data) == 1 else data
 
     def reordered(self) -> "Batch | None":
         return self.with_rows(np.arange(self.rows)[::-1])

@@ -8,7 +8,6 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from keras_dist.errors import NumbersDifferError
 from keras_dist.errors import see_section
@@ -151,6 +150,12 @@ class Report(tables.Shown):
         return self.first is None
 
     @property
+    def not_finite(self) -> Difference | None:
+        """The first value that is NaN or infinite, which can't be compared."""
+        found = (d for d in self.differences if not np.isfinite(d.strategy))
+        return next(found, None)
+
+    @property
     def section(self) -> str:
         """The section to read of the page about errors; empty if `same`."""
         return "" if self.same else SECTION
@@ -216,7 +221,7 @@ class Report(tables.Shown):
         found = "same" if self.first is None else f"differs: {self.first}"
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
-    def _tables(self) -> tuple[Table]:
+    def __rich__(self) -> tables.Report:
         made = tables.table(
             f"'{self.model}' on {self.strategy}, and on one device",
             ("Phase", tables.WORD),
@@ -227,19 +232,17 @@ class Report(tables.Shown):
             ("Found", tables.WORD),
             rows=_rows(self),
         )
-        return (made,)
-
-    def _lines(self) -> Iterator[str]:
         sizes = ", ".join(map(str, self.batches))
-        yield f"Batches of {sizes} rows."
-        yield from self.notes
-        yield self.verdict
+        notes = [f"Batches of {sizes} rows.", *self.notes, self.verdict]
         if self.by_layer:
-            yield "Gradients that differ most, relative to the largest entry:"
-            for path, relative in self.by_layer[:_MOST_LAYERS]:
-                yield f"  {path}: {relative:.1e}"
+            notes += ["Gradients that differ most, relative to the largest:"]
+            notes += [
+                f"  {path}: {relative:.1e}"
+                for path, relative in self.by_layer[:_MOST_LAYERS]
+            ]
         if not self.same:
-            yield see_section(self.section)
+            notes.append(see_section(self.section))
+        return tables.Report("", [made], notes)
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -201,6 +201,8 @@ def test_it_is_a_table_to_look_at(capsys):
     assert ["0", "1", "cpu:1", "3", "to", "4", "2", "(2,", "3)"] in lines
     html = explanation._repr_html_()
     assert html.count("<tr>") == 3
+    title = "a batch of 5 rows, as `fit` and similar methods split it"
+    assert title in " ".join(text.split()) and title in html
     assert "<td>cpu:1</td><td>3 to 4</td><td>2</td><td>(2, 3)</td>" in html
     assert repr(explanation) == "<Explanation of 5 rows: 3, 2>"
 
