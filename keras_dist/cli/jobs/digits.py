@@ -1,11 +1,10 @@
-"""The model that `keras-dist test` trains, unless it is told another one.
+"""The model that `keras-dist demo` trains, and `keras-dist test` by default.
 
 It includes what fails first: a last batch that does not divide, statistics of
 the whole batch, clipping by the norm of all gradients, a metric.
 """
 
 import importlib.util
-from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -22,33 +21,37 @@ Array = NDArray[np.float32]
 
 def make() -> tuple[keras.Model, list[tuple[Array, Array]]]:
     """Returns a compiled model and its batches, as `--model` takes them."""
-    model = keras.Sequential(
+    return model(), data()
+
+
+def model() -> keras.Model:
+    """Returns a compiled net whose numbers depend on the whole batch."""
+    # Smooth activations: at the kink of a ReLU, a difference in the last digit
+    # turns a gradient on or off, and two correct trainings diverge.
+    made = keras.Sequential(
         [
             keras.Input((NUM_FEATURES,)),
-            keras.layers.Dense(32, use_bias=False),
-            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.Dense(32, use_bias=False, name="hidden"),
+            keras.layers.BatchNormalization(momentum=0.9, name="norm"),
             keras.layers.Activation("silu"),
-            keras.layers.Dense(NUM_CLASSES),
+            keras.layers.Dense(NUM_CLASSES, name="logits"),
         ],
         name="digits",
     )
-    model.compile(
+    made.compile(
         optimizer=keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.5),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
-    return model, data()
+    return made
 
 
 def data() -> list[tuple[Array, Array]]:
-    """Returns a pair of features and classes for each of `BATCHES`."""
-    splits = np.cumsum(BATCHES[:-1])
-    arrays = rows(sum(BATCHES))
-    return list(zip(*(np.split(a, splits) for a in arrays), strict=True))
+    """Returns a pair of features and classes for each of `BATCHES`.
 
-
-def rows(count: int) -> tuple[Array, Array]:
-    """Returns digits of scikit-learn if it is installed, else made-up ones."""
+    They are digits of scikit-learn if it is installed, else made-up ones.
+    """
+    count = sum(BATCHES)
     if importlib.util.find_spec("sklearn") is not None:
         from sklearn.datasets import load_digits
 
@@ -59,10 +62,6 @@ def rows(count: int) -> tuple[Array, Array]:
         y = rng.integers(NUM_CLASSES, size=count)
         centers = rng.uniform(size=(NUM_CLASSES, NUM_FEATURES))
         x = centers[y] + rng.normal(0.0, 0.1, (count, NUM_FEATURES))
-    return x.astype("float32"), y.astype("float32")
-
-
-def largest_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
-    return float(
-        np.max([np.max(np.abs(x - y)) for x, y in zip(a, b, strict=True)])
-    )
+    splits = np.cumsum(BATCHES[:-1])
+    arrays = (x.astype("float32"), y.astype("float32"))
+    return list(zip(*(np.split(a, splits) for a in arrays), strict=True))
