@@ -29,8 +29,8 @@ from keras_dist.inputs.iterator import DistributedIterator
 from keras_dist.inputs.sources.choice import source_of
 from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORDS
-from keras_dist.planning.tables import Report
 from keras_dist.planning.tables import Shown
+from keras_dist.planning.tables import TableReport
 from keras_dist.planning.tables import table
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
@@ -153,12 +153,12 @@ class Explanation(Shown):
             lines, self.num_rows, f"A {self._title}", axes
         )
 
-    def __rich__(self) -> Report:
+    def __rich__(self) -> TableReport:
         kinds = (NUMBER, NUMBER, WORDS, NUMBER, NUMBER, WORDS)
         columns = list(zip(_COLUMNS, kinds, strict=True))
         rows = [list(map(Text, _cells(row))) for row in self.rows]
         title = f"{self.strategy}: a {self._title}"
-        return Report(title, [table("", *columns, rows=rows)], self.notes)
+        return TableReport(title, [table("", *columns, rows=rows)], self.notes)
 
     def __repr__(self) -> str:
         counts = ", ".join(str(row.num_rows) for row in self.rows)

@@ -195,7 +195,7 @@ def _plain(cell: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Report:
+class TableReport:
     """A title, tables and sentences, which rich and notebooks show.
 
     Args:
@@ -238,10 +238,10 @@ class Report:
 
 
 class Shown(ABC):
-    """A result that `print`, rich and notebooks show as its `Report`."""
+    """A result that `print`, rich and notebooks show as its `TableReport`."""
 
     @abstractmethod
-    def __rich__(self) -> Report:
+    def __rich__(self) -> TableReport:
         """Returns what is shown."""
 
     def show(self) -> None:

@@ -158,7 +158,7 @@ class Summary(tables.Shown):
             f"{', '.join(self.device_names)}>"
         )
 
-    def __rich__(self) -> tables.Report:
+    def __rich__(self) -> tables.TableReport:
         of = f", {self.strategy}" if self.strategy else ""
         shown = [
             tables.table(
@@ -181,7 +181,7 @@ class Summary(tables.Shown):
         ]
         if self.transfers:
             shown.append(tables.transfer_table(self.transfers))
-        return tables.Report("", shown, self.notes)
+        return tables.TableReport("", shown, self.notes)
 
 
 def _variables(summary: Summary) -> Iterator[Sequence[Any]]:

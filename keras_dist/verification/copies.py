@@ -81,19 +81,16 @@ def copy_of(model: keras.Model) -> keras.Model:
 def check_alike(
     own: Sequence[Any], other: Sequence[Any], expected: str
 ) -> None:
-    """Refuses copies whose variables have different shapes or types."""
-    found = [
-        [f"{v.path} {tuple(v.shape)} {v.dtype}" for v in each]
-        for each in (own, other)
-    ]
-    kinds = [
+    """Refuses copies whose variables have other shapes or types."""
+    found, wanted = (
         [(tuple(v.shape), v.dtype, v.trainable) for v in each]
         for each in (own, other)
-    ]
-    if kinds[0] != kinds[1]:
+    )
+    if found != wanted:
         raise UnsupportedModelError(
-            "`verify` made copies of the model, and they differ. Received: "
-            f"{found[0]} and {found[1]}. Expected: {expected}."
+            "`verify` made copies of the model, and they differ. Received "
+            "variables of these shapes, types, and whether they are trained: "
+            f"{found} and {wanted}. Expected: {expected}."
         )
 
 

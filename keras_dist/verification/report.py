@@ -221,7 +221,7 @@ class Report(tables.Shown):
         found = "same" if self.first is None else f"differs: {self.first}"
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
-    def __rich__(self) -> tables.Report:
+    def __rich__(self) -> tables.TableReport:
         made = tables.table(
             f"'{self.model}' on {self.strategy}, and on one device",
             ("Phase", tables.WORD),
@@ -242,7 +242,7 @@ class Report(tables.Shown):
             ]
         if not self.same:
             notes.append(see_section(self.section))
-        return tables.Report("", [made], notes)
+        return tables.TableReport("", [made], notes)
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

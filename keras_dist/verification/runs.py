@@ -149,10 +149,10 @@ class Copy:
             for name, value in vars(model).items()
             if isinstance(value, keras.optimizers.Optimizer)
         }
-        made = {id(each): Recorder() for each in optimizers.values()}
-        self._recorders = list(made.values())
         try:
             with self._scope():
+                made = {id(each): Recorder() for each in optimizers.values()}
+                self._recorders = list(made.values())
                 for name, each in optimizers.items():
                     setattr(model, name, _scaled_like(each, made[id(each)]))
             self._build_optimizer()

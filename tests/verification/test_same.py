@@ -197,11 +197,21 @@ def test_uneven_batches_are_uneven_for_the_replicas(
     assert tuple(batch.rows for batch in found) == expected
 
 
-def test_an_uneven_batch_is_added_to_an_only_even_one():
+def test_an_uneven_batch_is_added_and_the_report_is_read_from_json():
     report = mirrored().verify(models.regressor(), X, TARGETS, steps=1)
     assert report.same, report
     assert report.batches == (8, 7)
     assert {d.rows for d in report.differences if d.phase == "evaluate"} == {7}
+    found = json.loads(report.to_json())
+    assert (found["same"], found["first"], found["by_layer"]) == (
+        True,
+        None,
+        [],
+    )
+    assert Report.from_dict(found) == report
+    assert "same" in str(report)
+    assert report._repr_html_().count("<table>") == 1
+    assert report.section == ""
 
 
 def test_a_report_says_that_no_batch_was_uneven(monkeypatch):
@@ -226,16 +236,6 @@ def test_a_gradient_that_is_zero_is_not_blamed(optimizer):
     report = mirrored().verify(model, rows, TARGETS[:20], steps=2)
     assert report.same, report
     assert "key/bias" in "".join(report.notes)
-
-
-def test_a_report_is_read_again_from_json():
-    report = mirrored().verify(models.regressor(), X, TARGETS, steps=1)
-    found = json.loads(report.to_json())
-    assert found["same"] is True
-    assert Report.from_dict(found) == report
-    assert "same" in str(report)
-    assert report._repr_html_().count("<table>") == 1
-    assert report.section == ""
 
 
 def test_a_model_of_a_users_own_classes_is_copied():
