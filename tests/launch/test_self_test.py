@@ -192,31 +192,37 @@ def test_one_that_is_not_installed_is_skipped_with_its_extra(fake):
 
 
 @pytest.mark.parametrize(
-    ("kind", "picked", "problem"),
+    ("kind", "picked", "options", "problem"),
     [
         (
             "works",
             "other",
+            [],
             "keras_dist has no backend 'other'. Set KERAS_BACKEND to one of "
             "absent, there.",
         ),
         (
             "works",
             "absent",
+            [],
             "absent: not installed. Try: pip install 'keras-dist[absent]', or "
             "KERAS_BACKEND=there",
         ),
-        ("does not start", "there", "there: can't be used, its process ended"),
+        ("does not start", "there", [], "there: can't be used, its process"),
+        # An option is before the variable.
+        ("works", "absent", ["--backend", "there"], ""),
     ],
 )
 def test_a_backend_that_keras_can_not_have_is_a_problem(
-    fake, monkeypatch, kind, picked, problem
+    fake, monkeypatch, kind, picked, options, problem
 ):
     monkeypatch.setenv("KERAS_BACKEND", picked)
-    outcome, found, starts = fake(kind)
-    assert outcome.exit_code == 1, outcome.output
-    assert f"Problem: {problem}" in " ".join(outcome.output.split())
+    outcome, found, starts = fake(kind, *options)
+    assert outcome.exit_code == bool(problem), outcome.output
+    shown = f"Problem: {problem}" in " ".join(outcome.output.split())
+    assert shown is bool(problem)
     assert found["problem"].startswith(problem)
+    assert bool(found["problem"]) is bool(problem)
     # What works is tried all the same.
     assert len(starts) == 1
     assert found["failed"] == (kind == "does not start")
@@ -234,16 +240,6 @@ def test_the_problem_is_the_one_that_info_tells(fake, monkeypatch):
     assert f"Problem: {found['problem']}" in outcome.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"), [([], 1), (["--backend", "there"], 0)]
-)
-def test_an_option_is_before_the_variable(fake, monkeypatch, arguments, code):
-    monkeypatch.setenv("KERAS_BACKEND", "absent")
-    outcome, _, _ = fake("works", *arguments)
-    assert outcome.exit_code == code, outcome.output
-    assert ("Problem" in outcome.output) == bool(code)
-
-
 def test_accelerators_have_a_process_of_their_own(fake):
     outcome, found, starts = fake("gpus", "--workers", "2")
     assert outcome.exit_code == 0, outcome.output
@@ -253,27 +249,61 @@ def test_accelerators_have_a_process_of_their_own(fake):
     assert starts == ["start ", "start -1"]
 
 
-def test_what_is_tried():
+@pytest.mark.parametrize(
+    ("devices", "shards", "settings", "tried"),
+    [
+        (
+            ["cpu:0"],
+            False,
+            Settings(0, 3),
+            {
+                "one device, cpu:0": "verify",
+                "mirrored, cpu:0-1": "verify",
+                "mirrored, cpu:0-2": "verify",
+                "central storage, cpu:0-1": "verify",
+                "run, reduce, gather": "collectives",
+            },
+        ),
+        (
+            ["cpu:0"],
+            False,
+            Settings(0, 1),
+            {
+                "one device, cpu:0": "verify",
+                "central storage, cpu:0": "verify",
+                "run, reduce, gather": "collectives",
+            },
+        ),
+        (
+            ["cpu:0", "gpu:0", "gpu:1"],
+            True,
+            Settings(workers=2, devices=2, model="mine:make"),
+            {
+                "one device, cpu:0": "verify",
+                "mirrored, cpu:0-1": "verify",
+                "central storage, cpu:0-1": "verify",
+                "sharded optimizer, cpu:0-1": "verify",
+                "sharded variables, cpu:0-1": "verify",
+                "mirrored, gpu:0-1": "verify",
+                "2 workers": "verify workers",
+            },
+        ),
+    ],
+)
+def test_what_is_tried(devices, shards, settings, tried):
     seen = {
-        "devices": ["cpu:0"],
-        "shards_optimizer": False,
-        "shards_variables": False,
+        "devices": devices,
+        "shards_optimizer": shards,
+        "shards_variables": shards,
     }
-    rows = {
-        row.name: row for row in rows_for(backend("b"), seen, Settings(0, 3))
-    }
-    assert [name for name, row in rows.items() if row.job] == [
-        "one device, cpu:0",
-        "mirrored, cpu:0-1",
-        "mirrored, cpu:0-2",
-        "central storage, cpu:0-1",
-        "run, reduce, gather",
-    ]
-    assert rows["workers"].fix == "--workers 2"
-    assert all(row.place is RowPlace.CPU for row in rows.values())
-    alone = rows_for(backend("b"), seen, Settings(0, 1))
-    devices = [row.arguments.get("devices") for row in alone if row.job]
-    assert all(each == ["cpu:0"] for each in devices)
+    rows = rows_for(backend("there"), seen, settings)
+    assert {row.name: row.job for row in rows if row.job} == tried
+    for row in rows:
+        on_gpus = row.place is RowPlace.ACCELERATORS
+        assert on_gpus is ("gpu" in row.name)
+        assert row.job or (row.reason and row.fix)
+        models = {row.arguments.get("model", settings.model)}
+        assert models == {settings.model}
 
 
 @pytest.mark.parametrize(
@@ -283,21 +313,17 @@ def test_what_is_tried():
         (["--backend", "absent"], "pip install 'keras-dist[absent]'"),
         (["--workers", "1"], "Expected: 2 or more"),
         (["--json", "/nowhere/at/all.json"], "there is no folder"),
+        ([], "pip install 'keras-dist[absent]'"),
     ],
 )
-def test_what_can_not_run_ends_with_2(fake, arguments, message):
+def test_what_can_not_run_ends_with_2(fake, monkeypatch, arguments, message):
+    if not arguments:
+        absent = backend("absent", installed=False)
+        monkeypatch.setattr(command, "backends", lambda: [absent])
     outcome, _, starts = fake("works", *arguments)
     assert outcome.exit_code == 2
     assert message in outcome.output
     assert not starts
-
-
-def test_without_any_backend_it_ends_with_2(fake, monkeypatch):
-    absent = backend("absent", installed=False)
-    monkeypatch.setattr(command, "backends", lambda: [absent])
-    outcome, _, _ = fake("works")
-    assert outcome.exit_code == 2
-    assert "pip install 'keras-dist[absent]'" in outcome.output
 
 
 # Each is `digits:make`, and something that `keras-dist test` must find.
@@ -382,14 +408,21 @@ def test_collectives_that_are_wrong_are_found(monkeypatch):
         self_test.check_collectives(devices)
 
 
+def test_a_function_that_is_not_there_is_named(spoiled):
+    answer = verified("spoiled:missing")
+    assert answer["status"] == "failed"
+    assert "the module has no attribute 'missing'" in answer["details"]
+    assert answer["fix"] == "do what the message says"
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "status", "fix"),
     [
         (TimeoutError("not done"), "sharded", "failed", "--timeout"),
         (DeviceError("choose another"), "one", "failed", "the message says"),
         (AssertionError("a bug"), "one", "failed", "report it"),
-        (UnsupportedModelError("Lamb"), "sharded", "skipped", "leave it"),
-        (UnsupportedModelError("Lamb"), "one", "failed", "the message says"),
+        (UnsupportedModelError("no LAMB"), "sharded", "skipped", "leave it"),
+        (UnsupportedModelError("no LAMB"), "one", "failed", "the message says"),
     ],
 )
 def test_an_error_says_what_to_do(monkeypatch, error, kind, status, fix):
