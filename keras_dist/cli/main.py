@@ -136,7 +136,7 @@ def demo(
 ) -> None:
     """Train on several virtual replicas and compare with one device.
 
-    Ends with 0 if the weights agree, 1 if they do not, 2 if it cannot run.
+    Ends with 0 if the numbers agree, 1 if they do not, 2 if it cannot run.
     """
     select_backend(backend)
     # --replicas sets the number of virtual devices.
@@ -145,11 +145,11 @@ def demo(
     from keras_dist.errors import KerasDistError
 
     if not sys.stderr.isatty():
-        # On a terminal, progress bars show it.
+        # On a terminal, a status shows it.
         typer.echo(
             f"keras-dist demo: trains a small net on {replicas} virtual "
-            "replicas, and again on one device. With the default of 5 epochs, "
-            "it takes up to a minute.",
+            "replicas, and compares with one device. With the default of 5 "
+            "epochs, it takes up to a minute.",
             err=True,
         )
     check = context.obj.check

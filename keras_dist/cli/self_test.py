@@ -81,16 +81,16 @@ def self_test(
     )
     results: list[trial.RowResult] = []
     seen: dict[str, Any] = {}
-    with trial.Bar(console) as bar:
+    with console.status("") as progress:
         for each in chosen:
-            rows = trial.CommandTrial(each, settings, bar, results)
+            rows = trial.CommandTrial(each, settings, progress, results)
             seen[each.name] = rows.run()
     problem = info.problem_of(
         picked or None, trial.states_of(results, list(seen))
     )
     if not is_stdout(json):
         _say_what_there_is(console, seen)
-        trial.show(console, results)
+        console.print(trial.report_of(results))
         info.show_problem(console, problem)
     write_json(json, trial.as_json(results, seen, _versions(chosen), problem))
     failed = problem or trial.number_of(results, trial.Status.FAILED)

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from typing import Any
 
-from rich.console import Console
-from rich.progress import MofNCompleteColumn
-from rich.progress import TimeElapsedColumn
+from rich.status import Status as RichStatus
 from rich.text import Text
 
 from keras_dist.cli.child import Child
@@ -31,6 +29,9 @@ class RowPlace(enum.Enum):
 
     CPU = "cpu"
     ACCELERATORS = "accelerators"
+
+
+CPU = RowPlace.CPU
 
 
 class Status(enum.StrEnum):
@@ -83,87 +84,65 @@ def rows_for(
     """Returns the rows to try with a backend, from its first answer."""
     accelerators = [d for d in seen["devices"] if not d.startswith("cpu:")]
     model = settings.model
-    two = _cpus(min(2, settings.devices))
-    several = sorted({len(two), settings.devices} - {1})
-    rows = [_training(model, "one device", "one", _cpus(1))]
+    cpus = [f"cpu:{index}" for index in range(settings.devices)]
+    two = cpus[:2]
+
+    def training(
+        name: str, kind: str, devices: Sequence[str], where: RowPlace = CPU
+    ) -> Row:
+        arguments = {"model": model, "kind": kind, "devices": devices}
+        name = f"{name}, {tables.names_text(devices)}"
+        return Row(name, where, "verify", arguments)
+
+    rows = [training("one device", "one", cpus[:1])]
     rows += [
-        _training(model, "mirrored", "mirrored", _cpus(count))
-        for count in several
+        training("mirrored", "mirrored", cpus[:count])
+        for count in sorted({len(two), len(cpus)} - {1})
     ]
-    rows.append(_training(model, "central storage", "central", two))
+    rows.append(training("central storage", "central", two))
     for name, kind in _SHARDED.items():
         if seen[f"shards_{name}"]:
-            rows.append(_training(model, f"sharded {name}", kind, two))
+            rows.append(training(f"sharded {name}", kind, two))
             continue
         reason = f"{backend.name} keeps it mirrored"
         fix = "use another backend if you need it sharded"
         rows.append(Row(f"sharded {name}", reason=reason, fix=fix))
-    if model == OWN_MODEL:
-        rows.append(_collectives("run, reduce, gather", two))
-    return [
-        *rows,
-        *_on_accelerators(accelerators, model),
-        *_over_workers(len(accelerators), settings),
-    ]
-
-
-def _cpus(count: int) -> list[str]:
-    return [f"cpu:{index}" for index in range(count)]
-
-
-def _training(
-    model: str,
-    name: str,
-    kind: str,
-    devices: Sequence[str],
-    place: RowPlace = RowPlace.CPU,
-) -> Row:
-    arguments = {"model": model, "kind": kind, "devices": devices}
-    name = f"{name}, {tables.names_text(devices)}"
-    return Row(name, place, "verify", arguments)
-
-
-def _collectives(
-    name: str, devices: Sequence[str], place: RowPlace = RowPlace.CPU
-) -> Row:
-    return Row(name, place, "collectives", {"devices": devices})
-
-
-def _on_accelerators(devices: Sequence[str], model: str) -> list[Row]:
-    if not devices:
+    several = {"run, reduce, gather": (two, CPU)}
+    if accelerators:
+        place = RowPlace.ACCELERATORS
+        rows.append(training("mirrored", "mirrored", accelerators, place))
+        name = f"run, reduce, gather, {tables.names_text(accelerators)}"
+        several[name] = (accelerators, place)
+    else:
         reason = "the backend sees no accelerator"
         fix = "if this machine has one, install the framework for it"
-        return [Row("accelerators", reason=reason, fix=fix)]
-    place = RowPlace.ACCELERATORS
-    training = _training(model, "mirrored", "mirrored", devices, place)
-    if model != OWN_MODEL:
-        return [training]
-    name = f"run, reduce, gather, {tables.names_text(devices)}"
-    return [training, _collectives(name, devices, place)]
+        rows.append(Row("accelerators", reason=reason, fix=fix))
+    if model == OWN_MODEL:
+        rows += [
+            Row(name, place, "collectives", {"devices": devices})
+            for name, (devices, place) in several.items()
+        ]
+    return [*rows, *_over_workers(len(accelerators), settings)]
 
 
 def _over_workers(num_accelerators: int, settings: Settings) -> list[Row]:
     count, model = settings.workers, settings.model
     if not count:
         return [Row("workers", reason="not asked for", fix="--workers 2")]
-    # Shorter than the row's limit, so that the process can end its workers
-    # before it is killed.
-    timeout = max(1.0, settings.timeout - 5.0)
-
-    def row(name: str, place: RowPlace, devices: int | None) -> Row:
-        arguments = {
-            "model": model,
-            "workers": count,
-            "devices": devices,
-            "timeout": timeout,
-        }
-        return Row(name, place, "verify workers", arguments)
-
-    rows = [row(f"{count} workers", RowPlace.CPU, 1)]
+    arguments = {
+        "model": model,
+        "workers": count,
+        "devices": 1,
+        # Shorter than the row's limit, so that the process can end its
+        # workers before it is killed.
+        "timeout": max(1.0, settings.timeout - 5.0),
+    }
+    rows = [Row(f"{count} workers", CPU, "verify workers", arguments)]
     divide = num_accelerators >= count and num_accelerators % count == 0
     if divide and model == OWN_MODEL:
         name = f"{count} workers, all accelerators"
-        rows.append(row(name, RowPlace.ACCELERATORS, None))
+        given = arguments | {"devices": None}
+        rows.append(Row(name, RowPlace.ACCELERATORS, "verify workers", given))
     return rows
 
 
@@ -171,43 +150,12 @@ STARTS = "starts"
 REPORT = (
     "this should not happen: report it, with the output of `keras-dist info`"
 )
-_LONGER = "try a longer --timeout; if it never ends, report it"
+LONGER = "try a longer --timeout; if it never ends, report it"
 # Each framework has its own variable for products in full precision.
 _EXACT = {
     "NVIDIA_TF32_OVERRIDE": "0",
     "JAX_DEFAULT_MATMUL_PRECISION": "highest",
 }
-
-
-class Bar:
-    """A progress bar on a terminal; nothing elsewhere."""
-
-    def __init__(self, console: Console) -> None:
-        self._progress = tables.progress_bar(
-            console, MofNCompleteColumn(), TimeElapsedColumn()
-        )
-        self._tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> "Bar":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def begin(self, backend: str, row: str, total: int) -> None:
-        """Shows the row that is being tried."""
-        if backend not in self._tasks:
-            self._tasks[backend] = self._progress.add_task("", total=None)
-        self._progress.update(
-            self._tasks[backend],
-            description=f"{backend}: {row}",
-            total=total or None,
-        )
-
-    def end(self, backend: str) -> None:
-        if backend in self._tasks:
-            self._progress.advance(self._tasks[backend])
 
 
 class CommandTrial:
@@ -217,12 +165,12 @@ class CommandTrial:
         self,
         backend: InstalledBackend,
         settings: Settings,
-        bar: Bar,
+        progress: RichStatus,
         results: list[RowResult],
     ) -> None:
         self._backend = backend
         self._settings = settings
-        self._bar = bar
+        self._progress = progress
         self._results = results
         self._child: Child | None = None
         self._place = RowPlace.ACCELERATORS
@@ -234,7 +182,7 @@ class CommandTrial:
             fix = self._backend.fix
             self._end(STARTS, Status.SKIPPED, "not installed", fix)
             return None
-        self._bar.begin(self._backend.name, STARTS, 0)
+        self._progress.update(f"{self._backend.name}: {STARTS}")
         try:
             return self._run()
         finally:
@@ -253,8 +201,9 @@ class CommandTrial:
         )
         # Sorted by place, because each place needs a process of its own.
         rows.sort(key=lambda row: self._needed(row) is RowPlace.CPU)
-        for row in rows:
-            self._bar.begin(self._backend.name, row.name, len(rows))
+        for number, row in enumerate(rows, 1):
+            where = f"{self._backend.name} ({number} of {len(rows)})"
+            self._progress.update(f"{where}: {row.name}")
             self._try(row)
         return seen
 
@@ -267,22 +216,13 @@ class CommandTrial:
             answer = self._answer(row)
         except ChildError as error:
             self._close()
-            fix = REPORT if error.has_ended else _LONGER
+            fix = REPORT if error.has_ended else LONGER
             self._end_failed(row.name, start, error, fix)
             return
-        if "refused" in answer:
-            reason = answer["refused"]
-            self._end(row.name, Status.SKIPPED, reason, "leave it mirrored")
-            return
-        passed = "found" in answer
-        self._end(
-            row.name,
-            Status.PASSED if passed else Status.FAILED,
-            answer["found"] if passed else answer["error"],
-            "" if passed else _fix(answer),
-            time.monotonic() - start,
-            answer.get("text", ""),
-            answer.get("report"),
+        seconds = time.monotonic() - start
+        name = self._backend.name
+        self._results.append(
+            RowResult(name, row.name, seconds=seconds, **answer)
         )
 
     def _answer(self, row: Row) -> dict[str, Any]:
@@ -312,7 +252,6 @@ class CommandTrial:
     def _end(self, name: str, *rest: Any) -> None:
         """Notes a `RowResult` with the rest of its fields."""
         self._results.append(RowResult(self._backend.name, name, *rest))
-        self._bar.end(self._backend.name)
 
     def _end_failed(
         self, name: str, start: float, error: ChildError, fix: str
@@ -326,14 +265,6 @@ class CommandTrial:
         self._child = None
 
 
-def _fix(answer: dict[str, Any]) -> str:
-    if "text" in answer:
-        return "see below"
-    if answer["is_ours"]:
-        return "do what the message says"
-    return _LONGER if answer["is_late"] else REPORT
-
-
 _STYLES = {
     Status.PASSED: "green",
     Status.FAILED: "bold red",
@@ -341,8 +272,25 @@ _STYLES = {
 }
 
 
-def show(console: Console, results: Sequence[RowResult]) -> None:
-    """Prints a table, the output of failed processes, and a count by status."""
+def report_of(results: Sequence[RowResult]) -> tables.TableReport:
+    """Returns a table, the output of what failed, and a count by status."""
+    rows, notes = [], []
+    for each in results:
+        to_do = f". To do: {each.fix}" if each.fix else ""
+        rows.append(
+            (
+                each.backend,
+                Text(each.name),
+                Text(each.status, style=_STYLES[each.status]),
+                f"{each.seconds:.0f} s" if each.seconds else "",
+                Text(f"{each.details.rstrip('.')}{to_do}"),
+            )
+        )
+        if each.last_lines:
+            what = "last lines" if each.report is None else "what differs"
+            notes.append(f"{each.backend}, {each.name}: {what}")
+            notes.append(f"{each.last_lines}\n")
+    counts = [f"{number_of(results, status)} {status}" for status in Status]
     made = tables.table(
         "",
         ("Backend", tables.WORD),
@@ -350,35 +298,13 @@ def show(console: Console, results: Sequence[RowResult]) -> None:
         ("Result", tables.WORD),
         ("Time", tables.NUMBER),
         ("Details", tables.WORDS),
+        rows=rows,
     )
-    made.title = None
-    for each in results:
-        details = each.details
-        if each.fix:
-            details = f"{details.rstrip('.')}. To do: {each.fix}"
-        made.add_row(
-            each.backend,
-            Text(each.name),
-            Text(each.status, style=_STYLES[each.status]),
-            f"{each.seconds:.0f} s" if each.seconds else "",
-            Text(details),
-        )
-    console.print(made)
-    for each in results:
-        if each.last_lines:
-            console.print()
-            what = "last lines" if each.report is None else "what differs"
-            console.print(
-                Text(f"{each.backend}, {each.name}: {what}", style="bold")
-            )
-            console.print(Text(each.last_lines))
-    console.print()
-    counts = [f"{number_of(results, status)} {status}" for status in Status]
-    console.print(", ".join(counts))
+    return tables.TableReport("", [made], [*notes, ", ".join(counts)])
 
 
 def number_of(results: Sequence[RowResult], status: Status) -> int:
-    return sum(each.status is status for each in results)
+    return sum(each.status == status for each in results)
 
 
 def states_of(
@@ -390,7 +316,7 @@ def states_of(
     }
     for each in results:
         if each.name == STARTS:
-            is_there = each.status is Status.FAILED
+            is_there = each.status == Status.FAILED
             states[each.backend] = {
                 "works": False,
                 "problem": "can't be used, " * is_there + each.details,

@@ -10,9 +10,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from rich.console import Console
-from rich.console import ConsoleOptions
-from rich.table import Table
 from rich.text import Text
 
 from keras_dist.core.nests import leaves_of
@@ -33,6 +30,7 @@ from keras_dist.inputs.sources.choice import source_of
 from keras_dist.planning.tables import NUMBER
 from keras_dist.planning.tables import WORDS
 from keras_dist.planning.tables import Shown
+from keras_dist.planning.tables import TableReport
 from keras_dist.planning.tables import table
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.randomness import kept_random_state
@@ -106,10 +104,6 @@ class Explanation(Shown):
     def __iter__(self) -> Iterator[ReplicaRows]:
         return iter(self.rows)
 
-    def show(self) -> None:
-        """Prints the table to the terminal."""
-        Console(highlight=False).print(self)
-
     def plot(self, axes: Any = None) -> Any:
         """Draws which rows of the batch each replica gets.
 
@@ -155,19 +149,16 @@ class Explanation(Shown):
                     _count_text(row.num_rows),
                 )
             )
-        title = self._title.removeprefix(f"{self.strategy}: ")
-        title = title[:1].upper() + title[1:]
-        return pictures.draw_rows(lines, self.num_rows, title, axes)
+        return pictures.draw_rows(
+            lines, self.num_rows, f"A {self._title}", axes
+        )
 
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[Table | Text]:
-        yield Text(self._title)
-        yield Text()
-        for shown in self._tables():
-            shown.title = None
-            yield shown
-        yield from map(Text, self.notes)
+    def __rich__(self) -> TableReport:
+        kinds = (NUMBER, NUMBER, WORDS, NUMBER, NUMBER, WORDS)
+        columns = list(zip(_COLUMNS, kinds, strict=True))
+        rows = [list(map(Text, _cells(row))) for row in self.rows]
+        title = f"{self.strategy}: a {self._title}"
+        return TableReport(title, [table("", *columns, rows=rows)], self.notes)
 
     def __repr__(self) -> str:
         counts = ", ".join(str(row.num_rows) for row in self.rows)
@@ -175,19 +166,7 @@ class Explanation(Shown):
 
     @property
     def _title(self) -> str:
-        return (
-            f"{self.strategy}: a batch of {_count_text(self.num_rows)}, "
-            f"{_READERS[self.reader]}"
-        )
-
-    def _tables(self) -> list[Table]:
-        kinds = (NUMBER, NUMBER, WORDS, NUMBER, NUMBER, WORDS)
-        columns = list(zip(_COLUMNS, kinds, strict=True))
-        rows = [list(map(Text, _cells(row))) for row in self.rows]
-        return [table(self._title, *columns, rows=rows)]
-
-    def _lines(self) -> tuple[str, ...]:
-        return self.notes
+        return f"batch of {_count_text(self.num_rows)}, {_READERS[self.reader]}"
 
 
 def _count_text(num_rows: int) -> str:

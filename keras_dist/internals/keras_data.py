@@ -13,6 +13,7 @@ import inspect
 import itertools
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -51,14 +52,19 @@ def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
     return make
 
 
-class OneBatch(GeneratorDataAdapter):
-    """Data of one batch, which may have any structure that a step accepts."""
+class Batches(GeneratorDataAdapter):
+    """Data in batches of any structure that a step accepts."""
 
-    def __init__(self, batch: Any) -> None:
-        # The base's `__init__` requires a tuple.
-        self.generator = lambda: iter([batch])
-        self._first_batches = [batch]
+    def __init__(self, batches: Sequence[Any]) -> None:
+        # The base's `__init__` requires tuples.
+        self.generator = lambda: iter(batches)
+        self._first_batches = batches[:2]
         self._output_signature = None
+        self._num_batches = len(batches)
+
+    @property
+    def num_batches(self) -> int:
+        return self._num_batches
 
 
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from typing import TypeVar
 
@@ -169,25 +170,31 @@ def cells_of(shown: Table) -> tuple[list[str], Iterable[Sequence[Any]]]:
     return heads, zip(*(column.cells for column in shown.columns), strict=True)
 
 
-class Shown(JupyterMixin, ABC):
-    """A result that `print`, rich and notebooks show: tables, then text."""
+@dataclass(frozen=True)
+class TableReport(JupyterMixin):
+    """A title, tables and sentences, which rich and notebooks show.
 
-    @abstractmethod
-    def _tables(self) -> Iterable[Table]:
-        """Returns the tables."""
+    Args:
+        title: String, may be empty.
+        tables: Sequence of tables of rich.
+        notes: Sequence of strings, paragraphs below the tables.
+    """
 
-    @abstractmethod
-    def _lines(self) -> Iterable[str]:
-        """Returns the lines of text below the tables."""
+    title: str
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[Table | Text]:
-        for each in self._tables():
+        if self.title:
+            yield Text(self.title)
+            yield Text()
+        for each in self.tables:
             yield each
             yield Text()
-        for line in self._lines():
-            yield Text(line)
+        for note in self.notes:
+            yield Text(note)
 
     def __str__(self) -> str:
         width = shutil.get_terminal_size().columns
@@ -197,6 +204,21 @@ class Shown(JupyterMixin, ABC):
             file=file, width=width, highlight=False, force_jupyter=False
         ).print(self)
         return file.getvalue().rstrip()
+
+
+class Shown(JupyterMixin, ABC):
+    """A result that `print`, rich and notebooks show as its `TableReport`."""
+
+    @abstractmethod
+    def __rich__(self) -> TableReport:
+        """Returns what is shown."""
+
+    def show(self) -> None:
+        """Prints the result to the terminal, in colour if it has colours."""
+        Console(highlight=False).print(self)
+
+    def __str__(self) -> str:
+        return str(self.__rich__())
 
 
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:

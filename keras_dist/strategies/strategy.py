@@ -600,8 +600,8 @@ class Strategy(DeprecatedMethods):
         state. Both train on the same batches. One batch has an odd number of
         rows, and one has fewer rows than replicas. `verify` compares
         predictions, an evaluation, the first gradients, and all variables
-        after each step. In both copies, Keras' random draws are the same for
-        each row.
+        after each step, and after one `fit` of all batches. In both copies,
+        Keras' random draws are the same for each row.
 
         The model and all random states stay unchanged. Meanwhile, `verify`
         sets the generators that all threads share, of Python, NumPy and the

@@ -1,6 +1,5 @@
 """`keras_dist.summary`: the memory of devices, and the traffic of a step."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -9,11 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-from rich.cells import cell_len
-from rich.console import Console
-from rich.console import ConsoleOptions
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from keras_dist.planning import tables
@@ -119,10 +113,6 @@ class Summary(tables.Shown):
         for group, rows in groups:
             yield group, rows[: shares[group]], rows[shares[group] :]
 
-    def show(self) -> None:
-        """Prints the tables to the terminal, in colour if it has colours."""
-        Console(highlight=False).print(self)
-
     def plot(self, axes: Any = None) -> Any:
         """Draws the bytes that each device of this worker keeps.
 
@@ -168,30 +158,30 @@ class Summary(tables.Shown):
             f"{', '.join(self.device_names)}>"
         )
 
-    def _tables(self) -> Iterator[Table]:
+    def __rich__(self) -> tables.TableReport:
         of = f", {self.strategy}" if self.strategy else ""
-        yield tables.table(
-            f"Variables of '{self.model}'{of}",
-            ("Variable", tables.WORDS),
-            ("Shape", tables.WORDS),
-            ("Dtype", tables.WORD),
-            ("Kind", tables.WORD),
-            ("Devices", tables.WORDS),
-            ("Bytes", tables.NUMBER),
-            rows=_variables(self),
-        )
-        yield tables.table(
-            "Each device keeps",
-            ("Device", tables.WORDS),
-            *((group.capitalize(), tables.NUMBER) for group in GROUPS),
-            ("Total", tables.NUMBER),
-            rows=_devices(self),
-        )
+        shown = [
+            tables.table(
+                f"Variables of '{self.model}'{of}",
+                ("Variable", tables.WORDS),
+                ("Shape", tables.WORDS),
+                ("Dtype", tables.WORD),
+                ("Kind", tables.WORD),
+                ("Devices", tables.WORDS),
+                ("Bytes", tables.NUMBER),
+                rows=_variables(self),
+            ),
+            tables.table(
+                "Each device keeps",
+                ("Device", tables.WORDS),
+                *((group.capitalize(), tables.NUMBER) for group in GROUPS),
+                ("Total", tables.NUMBER),
+                rows=_devices(self),
+            ),
+        ]
         if self.transfers:
-            yield tables.transfer_table(self.transfers)
-
-    def _lines(self) -> tuple[str, ...]:
-        return self.notes
+            shown.append(tables.transfer_table(self.transfers))
+        return tables.TableReport("", shown, self.notes)
 
 
 def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
@@ -201,7 +191,7 @@ def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
         yield (Text(group, style="bold"), *blank, total)
         for row in shown:
             yield (
-                _Path(row.path),
+                Text(f"  {row.path}"),
                 str(row.shape),
                 row.dtype,
                 row.kind,
@@ -214,31 +204,6 @@ def _variables(summary: Summary) -> Iterator[Sequence[Any]]:
             if shown:
                 text = f"and {count} more"
             yield (Text(f"  {text}", style="italic"), *blank, _sum(hidden))
-
-
-class _Path:
-    """A path that wraps after `/` and `_`, and inside of words if needed."""
-
-    def __init__(self, path: str) -> None:
-        self.plain = path
-        self._parts = re.findall(r"[^/_]*[/_]|[^/_]+", path)
-
-    def __rich_measure__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Measurement:
-        widths = [cell_len(part) for part in self._parts]
-        return Measurement(4 + max(widths, default=0), 2 + sum(widths))
-
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[Text]:
-        line = "  "
-        for part in self._parts:
-            if line.strip() and cell_len(line + part) > options.max_width:
-                yield Text(line, overflow="fold")
-                line = "    "
-            line += part
-        yield Text(line, overflow="fold")
 
 
 def _sum(rows: Sequence[VariableRow]) -> str:

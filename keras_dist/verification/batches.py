@@ -33,12 +33,21 @@ class Batch:
     def arguments(self, trains: bool) -> dict[str, Any]:
         """Returns the arguments of `fit` or `evaluate` for this batch."""
         if self.is_bare:
-            return {"x": keras_data.OneBatch(self.data)}
+            return {"x": keras_data.Batches([self.data])}
         names = ("x", "y", "sample_weight")
         given = dict(zip(names, self.data, strict=False))
         if trains and self.class_weight is not None:
             given["class_weight"] = self.class_weight
         return {**given, "batch_size": self.rows}
+
+    @property
+    def element(self) -> Any:
+        """The batch as a dataset has it."""
+        if self.is_bare:
+            return self.data
+        # TensorFlow's datasets have no lists.
+        data = keras.tree.lists_to_tuples(self.data)
+        return data[0] if len(data) == 1 else data
 
     def reordered(self) -> "Batch | None":
         return self.with_rows(np.arange(self.rows)[::-1])

@@ -24,28 +24,23 @@ def cause_of(
         return Cause(
             "randomness",
             "On one device alone, the same step twice gives other numbers. "
-            "Something draws random numbers without a seed of Keras. Use "
-            "`keras.random` with a `keras.random.SeedGenerator`, or switch "
+            "Use `keras.random` with a `keras.random.SeedGenerator`, or switch "
             "the random part off to compare.",
         )
     if difference.only:
-        side = "under the strategy"
-        if difference.only == "one_device":
-            side = "on one device"
+        side = difference.only.replace("_", " ")
         return Cause(
             "a value of one side",
-            f"'{name}' exists only {side}. Logs, metrics "
-            "and gradients must not depend on whether there is a strategy, "
-            "on the number of rows, or on what a replica sees.",
+            f"'{name}' exists only with {side}. Logs, metrics and gradients "
+            "must not depend on the strategy, or on a replica's rows.",
         )
     if sees_all_rows and kind in ("loss", "gradient", "state", "metric"):
         return Cause(
             "an operation that the compiler divides",
-            "The step sees all rows, and the framework's compiler divides what "
-            "it computes. XLA computes something else for a few operations "
-            "along the rows, such as gradients of windows that overlap. Leave "
-            "layers out to find the operation, compute it along another axis, "
-            "and report it to keras_dist.",
+            "XLA computes something else for a few operations along the rows, "
+            "such as gradients of windows that overlap. Leave layers out to "
+            "find the operation, compute it along another axis, and report it "
+            "to keras_dist.",
         )
     if kind == "metric":
         return Cause(
@@ -54,20 +49,19 @@ def cause_of(
             "`keras.metrics.Metric` that the model knows, or return a mean "
             "over rows from the step.",
         )
-    if kind == "state":
-        if doubles is False:
-            return _COUPLED
+    if kind == "state" and doubles is not False:
         return Cause(
             "a state counted in shares",
             f"'{name}' counts or adds up rows, but a replica sees only its "
             "share of them. Declare what it is where it is made, by "
-            "`aggregation='sum'` or 'mean'. Or count in a "
-            "`keras.metrics.Metric`, whose updates see all rows.",
+            "`aggregation='sum'` or 'mean', or count in a "
+            "`keras.metrics.Metric`.",
         )
+    # The name of a slot contains that of its variable's layer.
     if kind in ("weight", "slot"):
-        return _of_update(name, model)
+        return _SPARSE if any(n in name for n in _sparse_of(model)) else _UPDATE
     overrides = _overrides_of(model)
-    if overrides and kind != "prediction":
+    if overrides and kind not in ("prediction", "state"):
         return Cause(
             "an override of Loss.__call__",
             f"{', '.join(overrides)} overrides `__call__` of "
@@ -80,39 +74,31 @@ def cause_of(
     adds = f" {layers} calls `add_loss`." if layers else ""
     return Cause(
         "a sum over rows",
-        "On one device, the value grows if each row comes twice. So it is a "
-        "sum over rows, but a replica sums only its share of them. Write "
-        "it as `keras_dist.sum_over_rows(x)`, or take the mean with "
+        "On one device, the value grows if each row comes twice, but a "
+        "replica sums only its share of the rows. Write the sum as "
+        "`keras_dist.sum_over_rows(x)`, or take the mean with "
         f"`keras.ops.mean`.{adds}",
     )
 
 
-def _of_update(name: str, model: keras.Model) -> Cause:
-    # The name of a slot contains that of its variable's layer.
-    if any(layer in name for layer in _sparse_of(model)):
-        return Cause(
-            "sparse gradients",
-            f"The gradient of '{name}' is the same, but the update that the "
-            "optimizer makes from it is not. The gradient comes as rows of a "
-            "table. Some rows come several times, and optimizers square them "
-            "one by one. Compare with `keras.optimizers.SGD`, and report it "
-            "to keras_dist.",
-        )
-    return Cause(
-        "the optimizer",
-        f"Gradients are the same, but the update of '{name}' is not. The "
-        "optimizer's `apply` or `update_step` sees only a replica's part, or "
-        "adds up rounding errors. Compare with `keras.optimizers.SGD`.",
-    )
-
-
+_SPARSE = Cause(
+    "sparse gradients",
+    "The gradient is the same, but the update that the optimizer makes from "
+    "it is not. It comes as rows of a table, some of them several times. "
+    "Compare with `keras.optimizers.SGD`, and report it to keras_dist.",
+)
+_UPDATE = Cause(
+    "the optimizer",
+    "Gradients are the same, but the update is not. The optimizer's `apply` "
+    "or `update_step` sees only a replica's part, or adds up rounding errors. "
+    "Compare with `keras.optimizers.SGD`.",
+)
 _COUPLED = Cause(
     "rows coupled in a layer",
-    "The value depends on several rows at once, and not only through their "
-    "mean, but a replica sees only its own rows. Examples are a statistic of "
-    "the batch in a layer, and a comparison of rows in a loss. Compute such "
-    "a loss in a `keras.losses.Loss` given to `compile`, which sees all "
-    "rows. For statistics, use `keras.layers.BatchNormalization`.",
+    "The value depends on several rows at once, but a replica sees only its "
+    "own. Examples are a statistic of the batch, and a comparison of rows in "
+    "a loss. Give such a loss to `compile` as a `keras.losses.Loss`, which "
+    "sees all rows. For statistics, use `keras.layers.BatchNormalization`.",
 )
 
 

@@ -92,15 +92,16 @@ def _difference(
     own, theirs = _floats(step.found[key]), _floats(other.found[key])
     before = _floats(step.before.get(key, 0.0))
     is_kept = kind in ("state", "weight", "slot")
+    is_trained = step.phase in ("training", "fit")
     scale = _largest(own - before if is_kept else own)
     rounding = _OF_NOISE * tolerance.epsilon * _largest(own) if is_kept else 0.0
     if kind == "gradient":
         rounding = least
     if noisy is not None and key in noisy.found:
         moved = _distance(own, _floats(noisy.found[key]))
-        if step.phase == "training" or moved <= _most_noise(scale, least):
+        if is_trained or moved <= _most_noise(scale, least):
             rounding += _OF_NOISE * moved
-    share = tolerance.trained if step.phase == "training" else tolerance.once
+    share = tolerance.trained if is_trained else tolerance.once
     at = _place(own, theirs)
     unit = scale or _largest(own) or 1.0
     return Difference(
@@ -116,9 +117,15 @@ def _difference(
     )
 
 
-def change(step: RecordedStep, key: Key) -> Any:
-    """Returns a value after a step, less the value before it."""
-    return _floats(step.found[key]) - _floats(step.before.get(key, 0.0))
+def doubles(once: RecordedStep, twice: RecordedStep, key: Key) -> bool | None:
+    """Returns whether a value changes if each row comes twice."""
+    if key not in once.found or key not in twice.found:
+        return None
+    change, changed = (
+        _floats(step.found[key]) - _floats(step.before.get(key, 0.0))
+        for step in (once, twice)
+    )
+    return _distance(change, changed) > 1e-2 * (_largest(change) or 1.0)
 
 
 def depends_on_order(own: RecordedStep, noisy: RecordedStep) -> bool:

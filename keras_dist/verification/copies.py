@@ -1,8 +1,6 @@
 """Copies of a user's model, and the state that they start with."""
 
-import types
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +11,11 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_random
 from keras_dist.internals import keras_saveables
+
+INSTEAD = (
+    "Instead of the model, pass `verify` the function that makes and compiles "
+    "it: `strategy.verify(make_model, x, y)`"
+)
 
 
 def kinds_of(model: keras.Model) -> dict[int, str]:
@@ -58,41 +61,37 @@ def maker_of(model: Any) -> Callable[[], keras.Model]:
 def copy_of(model: keras.Model) -> keras.Model:
     """Returns a compiled copy of a model, made from its configuration."""
     try:
-        with keras.saving.custom_object_scope(_classes_of(model)):
-            _check_compile(model)
-            # The method of the class: the instance's adds the strategy.
-            config = type(model).get_config(model)
+        _check_compile(model)
+        # The method of the class: the instance's adds the strategy.
+        config = type(model).get_config(model)
+        names = _named_things_of(model, config)
+        with keras.saving.custom_object_scope(names):
             copy = type(model).from_config(config)
             _compile_like(copy, model)
-            _check_classes(copy, model)
     except Exception as error:
         told = " ".join(str(error).split())
         raise UnsupportedModelError(
             f"Model '{model.name}' of class {type(model).__name__} can't be "
             f"copied from its configuration: {type(error).__name__}: "
-            f"{told[:300].rstrip('.')}. Instead of the model, pass `verify` "
-            "the function that makes and compiles it: "
-            "`strategy.verify(make_model, x, y)`."
+            f"{told[:300].rstrip('.')}. {INSTEAD}."
         ) from error
     return copy
 
 
-def check_copy(copy: keras.Model, model: keras.Model) -> None:
-    """Refuses a copy that has other variables than its model."""
-    own, other = _shapes(copy), _shapes(model)
-    if own != other:
+def check_alike(
+    own: Sequence[Any], other: Sequence[Any], expected: str
+) -> None:
+    """Refuses copies whose variables have other shapes or types."""
+    found, wanted = (
+        [(tuple(v.shape), v.dtype, v.trainable) for v in each]
+        for each in (own, other)
+    )
+    if found != wanted:
         raise UnsupportedModelError(
-            f"The copy of model '{model.name}', made from its configuration, "
-            f"has other variables. Received: {own}. Expected: {other}. "
-            "Instead of the model, pass `verify` the function that makes and "
-            "compiles it: `strategy.verify(make_model, x, y)`."
+            "`verify` made copies of the model, and they differ. Received "
+            "variables of these shapes, types, and whether they are trained: "
+            f"{found} and {wanted}. Expected: {expected}."
         )
-
-
-def _shapes(model: keras.Model) -> list[tuple[tuple[int, ...], str, bool]]:
-    return [
-        (tuple(v.shape), str(v.dtype), bool(v.trainable)) for v in model.weights
-    ]
 
 
 def _checked(model: Any) -> keras.Model:
@@ -139,91 +138,38 @@ def _another(thing: Any) -> Any:
     return thing
 
 
-def _classes_of(model: keras.Model) -> dict[str, Any]:
+def _named_things_of(model: keras.Model, config: Any) -> dict[str, Any]:
     """Returns the user's classes and functions, by their names in configs."""
-    found: dict[str, Any] = {}
-    registered: dict[str, Any] = {}
-    for thing in _things_of(model):
-        named = _named(thing)
-        module = getattr(named, "__module__", None) or ""
-        if module.split(".")[0] not in ("keras", "builtins"):
-            found[named.__name__] = named
-            registered[keras.saving.get_registered_name(named)] = named
-    return found | registered
-
-
-def _things_of(model: keras.Model) -> list[Any]:
-    """Returns all that a model and its `compile` may have of the user's."""
-    config = keras_internals.compile_arguments(model) or {}
+    compiled = keras_internals.compile_arguments(model) or {}
+    given = keras.tree.flatten(list(compiled.values()))
+    configs = [each.get_config() for each in given if _has_config(each)]
+    text = repr([config, *configs])
     things: list[Any] = [
         *model._flatten_layers(),
-        *keras.tree.flatten(list(config.values())),
+        *given,
         *keras_saveables.all_optimizers(model).values(),
         *keras_saveables.all_metrics(model),
     ]
     for thing in list(things):
         # Initializers, regularizers, activations and schedules.
-        things += (
-            list(vars(thing).values()) if hasattr(thing, "__dict__") else []
-        )
-    return things
+        things += vars(thing).values() if hasattr(thing, "__dict__") else []
+    found: dict[str, Any] = {}
+    for thing in things:
+        is_named = callable(thing) and hasattr(thing, "__name__")
+        named = thing if is_named else type(thing)
+        module = getattr(named, "__module__", None) or ""
+        name = keras.saving.get_registered_name(named)
+        if module.split(".")[0] in ("keras", "builtins"):
+            continue
+        if found.setdefault(name, named) is not named and repr(name) in text:
+            raise TypeError(
+                "the configuration has only the names of classes and "
+                f"functions, and two of them are called '{name}'. Give each a "
+                "name of its own, or register them with "
+                "`keras.saving.register_keras_serializable`"
+            )
+    return found
 
 
-def _named(thing: Any) -> Any:
-    """Returns a function or class itself, and the class of anything else."""
-    is_named = callable(thing) and hasattr(thing, "__name__")
-    return thing if is_named else type(thing)
-
-
-def _check_classes(copy: keras.Model, model: keras.Model) -> None:
-    """Refuses a copy where a shared name led to another class or function."""
-    functions = {
-        id(thing)
-        for thing in _things_of(model)
-        if isinstance(thing, types.FunctionType)
-    }
-    for own, other in _pairs_of(copy, model):
-        _check_class(own, other)
-        attributes = getattr(own, "__dict__", {})
-        for name, value in getattr(other, "__dict__", {}).items():
-            copied = attributes.get(name)
-            if copied is value or copied is None:
-                continue
-            if hasattr(value, "get_config"):
-                _check_class(copied, value)
-            # A layer may make a function of its own, which no other one has.
-            elif isinstance(value, types.FunctionType) and (
-                id(copied) in functions
-            ):
-                _refuse(value)
-
-
-def _pairs_of(
-    copy: keras.Model, model: keras.Model
-) -> Iterator[tuple[Any, Any]]:
-    """Yields each layer, optimizer and metric of a copy, and the original."""
-    yield from zip(
-        copy._flatten_layers(), model._flatten_layers(), strict=False
-    )
-    ours = keras_internals.compile_arguments(copy) or {}
-    theirs = keras_internals.compile_arguments(model) or {}
-    for name in ("optimizer", "metrics", "weighted_metrics"):
-        yield from zip(
-            keras.tree.flatten(ours.get(name)),
-            keras.tree.flatten(theirs.get(name)),
-            strict=False,
-        )
-
-
-def _check_class(own: Any, other: Any) -> None:
-    if type(own) is not type(other):
-        _refuse(type(other))
-
-
-def _refuse(named: Any) -> None:
-    raise TypeError(
-        "the configuration has only the names of classes and functions, and "
-        f"'{named.__name__}' of module '{named.__module__}' was restored as "
-        "another one. Give each a name of its own, or register them with "
-        "`keras.saving.register_keras_serializable`"
-    )
+def _has_config(thing: Any) -> bool:
+    return hasattr(thing, "get_config") and not isinstance(thing, type)

@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from keras_dist.errors import NumbersDifferError
 from keras_dist.errors import see_section
@@ -27,7 +26,8 @@ class Difference:
             `"state"` (a variable that is not trained), `"weight"` and `"slot"`
             (of an optimizer).
         name: String, the name of the log or the path of the variable.
-        phase: String, `"predict"`, `"evaluate"`, `"gradients"` or `"training"`.
+        phase: String, `"predict"`, `"evaluate"`, `"gradients"`, `"training"` or
+            `"fit"` (all batches in one `fit`).
         step: Integer from 0, the step of `phase`.
         rows: Integer, rows of the batch.
         one_device: Float, the value on one device; of an array, the entry that
@@ -106,11 +106,7 @@ class Report(tables.Shown):
         strategy: String, a description of the strategy.
         differences: Tuple of `Difference`s, one for each value that was
             compared, in the order of a step. Values that agree are included.
-        first: The first `Difference` that is larger than rounding, or `None`.
         cause: The likely `Cause`, or `None`.
-        by_layer: Tuple of pairs, the path of a variable and the relative
-            difference of its gradient in the step where gradients first differ,
-            largest first.
         batches: Tuple of integers, rows of each batch.
         notes: Tuple of sentences.
     """
@@ -118,11 +114,35 @@ class Report(tables.Shown):
     model: str
     strategy: str
     differences: tuple[Difference, ...]
-    first: Difference | None
     cause: Cause | None
-    by_layer: tuple[tuple[str, float], ...]
     batches: tuple[int, ...]
     notes: tuple[str, ...]
+
+    @property
+    def first(self) -> Difference | None:
+        """The first `Difference` that is larger than rounding, or `None`."""
+        different = [each for each in self.differences if each.differs]
+        return min(
+            (d for d in different if d.phase == different[0].phase),
+            key=lambda each: each.step,
+            default=None,
+        )
+
+    @property
+    def by_layer(self) -> tuple[tuple[str, float], ...]:
+        """The gradients that differ first, as pairs, largest first.
+
+        A pair has the path of a variable, and the relative difference of its
+        gradient.
+        """
+        wrong = [
+            each
+            for each in self.differences
+            if each.kind == "gradient" and each.differs
+        ]
+        first = min((each.step for each in wrong), default=0)
+        pairs = [(d.name, d.relative) for d in wrong if d.step == first]
+        return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
     @property
     def same(self) -> bool:
@@ -130,13 +150,15 @@ class Report(tables.Shown):
         return self.first is None
 
     @property
+    def not_finite(self) -> Difference | None:
+        """The first value that is NaN or infinite, which can't be compared."""
+        found = (d for d in self.differences if not np.isfinite(d.strategy))
+        return next(found, None)
+
+    @property
     def section(self) -> str:
         """The section to read of the page about errors; empty if `same`."""
         return "" if self.same else SECTION
-
-    def with_note(self, note: str) -> "Report":
-        """Returns the report with one more note."""
-        return replace(self, notes=(*self.notes, note))
 
     def raise_if_different(self) -> None:
         """Raises an error if numbers differ.
@@ -163,12 +185,17 @@ class Report(tables.Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the report in types that JSON has."""
-        found = asdict(self)
-        for each, difference in zip(
-            found["differences"], self.differences, strict=True
-        ):
-            each["differs"] = difference.differs
-        return {"same": self.same, "section": self.section, **found}
+        return {
+            "same": self.same,
+            "section": self.section,
+            "first": self.first and asdict(self.first),
+            "by_layer": self.by_layer,
+            **asdict(self),
+            "differences": [
+                asdict(each) | {"differs": each.differs}
+                for each in self.differences
+            ],
+        }
 
     def to_json(self) -> str:
         """Returns `to_dict` as a string of JSON."""
@@ -177,17 +204,15 @@ class Report(tables.Shown):
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> "Report":
         """Returns the report that `to_dict` was called on."""
-        first, cause = found["first"], found["cause"]
+        names = [each.name for each in fields(Difference)]
         return cls(
             found["model"],
             found["strategy"],
             tuple(
-                Difference(**{k: v for k, v in each.items() if k != "differs"})
+                Difference(**{name: each[name] for name in names})
                 for each in found["differences"]
             ),
-            None if first is None else Difference(**first),
-            None if cause is None else Cause(**cause),
-            tuple((path, value) for path, value in found["by_layer"]),
+            found["cause"] and Cause(**found["cause"]),
             tuple(found["batches"]),
             tuple(found["notes"]),
         )
@@ -196,7 +221,7 @@ class Report(tables.Shown):
         found = "same" if self.first is None else f"differs: {self.first}"
         return f"<Report of '{self.model}' on {self.strategy}: {found}>"
 
-    def _tables(self) -> tuple[Table]:
+    def __rich__(self) -> tables.TableReport:
         made = tables.table(
             f"'{self.model}' on {self.strategy}, and on one device",
             ("Phase", tables.WORD),
@@ -207,19 +232,17 @@ class Report(tables.Shown):
             ("Found", tables.WORD),
             rows=_rows(self),
         )
-        return (made,)
-
-    def _lines(self) -> Iterator[str]:
         sizes = ", ".join(map(str, self.batches))
-        yield f"Batches of {sizes} rows."
-        yield from self.notes
-        yield self.verdict
+        notes = [f"Batches of {sizes} rows.", *self.notes, self.verdict]
         if self.by_layer:
-            yield "Gradients that differ most, relative to the largest entry:"
-            for path, relative in self.by_layer[:_MOST_LAYERS]:
-                yield f"  {path}: {relative:.1e}"
+            notes += ["Gradients that differ most, relative to the largest:"]
+            notes += [
+                f"  {path}: {relative:.1e}"
+                for path, relative in self.by_layer[:_MOST_LAYERS]
+            ]
         if not self.same:
-            yield see_section(self.section)
+            notes.append(see_section(self.section))
+        return tables.TableReport("", [made], notes)
 
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_dist.errors import UnsupportedModelError
 from keras_dist.fit import own_code
+from keras_dist.internals import keras_data
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_optimizers import trainable_variables
 from keras_dist.internals.keras_saveables import all_optimizers
@@ -29,6 +29,7 @@ from keras_dist.verification.batches import Batch
 from keras_dist.verification.draws import drawer_of
 
 _SLOT = "gradient"
+_KEPT = ("state", "weight", "slot")
 
 # A kind of `Difference`, and a name.
 Key = tuple[str, str]
@@ -53,6 +54,7 @@ class Recorder(keras.optimizers.Optimizer):
 
     def __init__(self, learning_rate: float = 0.0, **kwargs: Any) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
+        self.gradients: list[Any] = []
 
     def build(self, variables: Any) -> None:
         """Makes a slot for the gradient of each variable."""
@@ -68,40 +70,6 @@ class Recorder(keras.optimizers.Optimizer):
         # Sparse gradients, rows of an embedding, can be added but not assigned.
         self.assign(slot, ops.multiply(slot, 0.0))
         self.assign_add(slot, ops.cast(gradient, slot.dtype))
-
-
-class Recorders:
-    """Recorders in place of a model's optimizers, until `undo`."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-        # A step gets at others in a way of its own, and trains with them.
-        self._own = {
-            name: value
-            for name, value in vars(model).items()
-            if isinstance(value, keras.optimizers.Optimizer)
-        }
-        self._recorders: dict[int, Recorder] = {}
-        for name, optimizer in self._own.items():
-            recorder = self._recorders.setdefault(id(optimizer), Recorder())
-            setattr(model, name, _scaled_like(optimizer, recorder))
-        compile_again(model)
-
-    def gradients(self) -> dict[int, Any]:
-        """Returns the gradients that were kept, by the id of their variable."""
-        found = {}
-        for recorder in self._recorders.values():
-            if recorder.built:
-                trained = trainable_variables(recorder)
-                slots = zip(trained, recorder.gradients, strict=True)
-                for variable, slot in slots:
-                    found[id(variable)] = ops.convert_to_numpy(slot)
-        return found
-
-    def undo(self) -> None:
-        for name, optimizer in self._own.items():
-            setattr(self._model, name, optimizer)
-        compile_again(self._model)
 
 
 def compile_again(model: keras.Model) -> None:
@@ -171,34 +139,58 @@ class Copy:
             )
         return RecordedStep("evaluate", index, batch.rows, _of_logs(logs), {})
 
-    def recorders(self) -> Recorders:
-        """Puts recorders in place of the copy's optimizers."""
-        with self._scope():
-            recorders = Recorders(self.model)
-        self._build_optimizer()
-        return recorders
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Has recorders in place of the copy's optimizers."""
+        model = self.model
+        # A step gets at others in a way of its own, and trains with them.
+        optimizers = {
+            name: value
+            for name, value in vars(model).items()
+            if isinstance(value, keras.optimizers.Optimizer)
+        }
+        try:
+            with self._scope():
+                made = {id(each): Recorder() for each in optimizers.values()}
+                self._recorders = list(made.values())
+                for name, each in optimizers.items():
+                    setattr(model, name, _scaled_like(each, made[id(each)]))
+            self._build_optimizer()
+            compile_again(model)
+            yield
+        finally:
+            for name, each in optimizers.items():
+                setattr(model, name, each)
+            compile_again(model)
 
-    def gradients(
-        self, batch: Batch, index: int, recorders: Recorders
-    ) -> RecordedStep:
+    def gradients(self, batch: Batch, index: int) -> RecordedStep:
         """Returns losses, metrics, gradients and states of a first step."""
         self._reset()
-        logs = self._fit(batch)
-        found = _of_logs(logs)
-        for key, gradient in recorders.gradients().items():
-            found["gradient", self.names[key]] = gradient
-        return self._recorded("gradients", index, batch, found, ["state"])
+        found = _of_logs(self._fit(batch))
+        for each in self._recorders:
+            pairs = zip(trainable_variables(each), each.gradients, strict=True)
+            for variable, slot in pairs:
+                name = self.names[id(variable)]
+                found["gradient", name] = ops.convert_to_numpy(slot)
+        return self._recorded("gradients", index, batch.rows, found, ["state"])
 
     def train(self, batches: Sequence[Batch]) -> list[RecordedStep]:
         """Returns losses, metrics and all variables after each step."""
         self._reset()
-        kinds = ["state", "weight", "slot"]
         return [
             self._recorded(
-                "training", index, batch, _of_logs(self._fit(batch)), kinds
+                "training", index, batch.rows, _of_logs(self._fit(batch)), _KEPT
             )
             for index, batch in enumerate(batches)
         ]
+
+    def fit(self, batches: Sequence[Batch]) -> RecordedStep:
+        """Returns all variables after one `fit` of several batches."""
+        self._reset()
+        data = keras_data.Batches([batch.element for batch in batches])
+        self.model.fit(data, shuffle=False, verbose=0)
+        last = len(batches) - 1
+        return self._recorded("fit", last, batches[last].rows, {}, _KEPT)
 
     def _build_optimizer(self) -> None:
         """Makes the slots that `fit` would make."""
@@ -244,7 +236,7 @@ class Copy:
         self,
         phase: str,
         index: int,
-        batch: Batch,
+        rows: int,
         found: dict[Key, Any],
         kinds: Sequence[str],
     ) -> RecordedStep:
@@ -263,7 +255,7 @@ class Copy:
             ):
                 found[key(each)] = value
         before = {key(v): value for v, value in self.initial if id(v) in of}
-        return RecordedStep(phase, index, batch.rows, found, before)
+        return RecordedStep(phase, index, rows, found, before)
 
 
 def _is_built(model: keras.Model) -> bool:
@@ -295,14 +287,16 @@ def copies_of(
         copy = Copy(make, scope)
         own_code.found_equal(copy.model)  # the report tells what is not
         copy.build(batch)
-        if isinstance(model, keras.Model) and model.built:
-            copies.check_copy(copy.model, model)
         made.append(copy)
     own, other = made
-    given = all_variables(own.model)
-    _check_same(given, all_variables(other.model))
-    users = {}
+    given, users = all_variables(own.model), {}
+    copies.check_alike(
+        given,
+        all_variables(other.model),
+        "the same variables each time the model is made",
+    )
     if isinstance(model, keras.Model) and model.built:
+        copies.check_alike(own.model.weights, model.weights, copies.INSTEAD)
         users = _of_user(own.model, model)
     # The user's model has the state and the names, if it has the variable.
     sources = [users.get(id(v), v) for v in given]
@@ -333,16 +327,3 @@ def _of_layers(model: keras.Model) -> list[keras.Variable]:
     """Returns weights and states of seed generators, but not of metrics."""
     metrics = metric_variables(model)
     return [v for v in model.variables if id(v) not in metrics]
-
-
-def _check_same(own: list[Any], other: list[Any]) -> None:
-    """Refuses copies whose variables have different shapes."""
-    shapes = [
-        [f"{v.path}{tuple(v.shape)}" for v in each] for each in (own, other)
-    ]
-    if [tuple(v.shape) for v in own] != [tuple(v.shape) for v in other]:
-        raise UnsupportedModelError(
-            "`verify` made two copies of the model, and they differ. "
-            f"Received: {shapes[0]} and, under the strategy, {shapes[1]}. "
-            "Expected: the same variables each time the model is made."
-        )

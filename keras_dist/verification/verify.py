@@ -2,12 +2,11 @@
 
 import contextlib
 import json
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_dist.core import context
 from keras_dist.errors import ReplicaDivergenceError
@@ -22,6 +21,7 @@ from keras_dist.verification import compare
 from keras_dist.verification.batches import Batch
 from keras_dist.verification.batches import batches_of
 from keras_dist.verification.causes import cause_of
+from keras_dist.verification.report import Cause
 from keras_dist.verification.report import Difference
 from keras_dist.verification.report import Report
 from keras_dist.verification.runs import Copy
@@ -61,15 +61,10 @@ def verify(
         stack.enter_context(strategy.executor.hooks)
         stack.enter_context(kept_random_state(get_backend()))
         stack.enter_context(alone_on_purpose())
-        own, other = copies_of(strategy, model, batches[0])
-        count = strategy.num_replicas_in_sync
-        sees_all_rows = count > 1 and strategy.executor.sees_all_rows
-        trial = Trial(own, other, count, batches, sees_all_rows)
-        trial.run()
-        name = model.name if isinstance(model, keras.Model) else None
-        report = trial.report(
-            name or own.model.name, repr(strategy).strip("<>")
+        trial = Trial(
+            strategy, *copies_of(strategy, model, batches[0]), batches
         )
+        report = trial.report(getattr(model, "name", None))
     report = _agreed(report, strategy.executor.workers)
     if report.same and isinstance(model, keras.Model):
         own_code.found_equal(model)
@@ -80,21 +75,13 @@ def _agreed(report: Report, workers: Workers | None) -> Report:
     """Returns the report of the first worker that differs, on every worker."""
     if workers is None:
         return report
-    text = json.dumps(report.to_dict())
-    own = np.frombuffer(text.encode(), "uint8").astype("int32")
-    told = workers.concatenate_numbers([int(report.same), own.size])
-    same, sizes = told[::2], told[1::2]
-    first = same.index(0) if 0 in same else 0
-    padded = np.zeros(max(sizes), "int32")
-    padded[: own.size] = own
-    everyone = workers.gather([ops.convert_to_tensor(padded)])
-    numbers = np.asarray(ops.convert_to_numpy(everyone[first][0]))
-    chosen = numbers[: sizes[first]].astype("uint8").tobytes().decode()
-    found = Report.from_dict(json.loads(chosen))
-    if first and not found.same:
-        note = f"Worker {first} is the first whose numbers differ."
-        found = found.with_note(note)
-    return found
+    texts = workers.texts(json.dumps(report.to_dict()))
+    reports = [Report.from_dict(json.loads(text)) for text in texts]
+    first = next((i for i, each in enumerate(reports) if not each.same), 0)
+    if not first:
+        return reports[0]
+    note = f"Worker {first} is the first whose numbers differ."
+    return replace(reports[first], notes=(*reports[first].notes, note))
 
 
 class Trial:
@@ -102,39 +89,33 @@ class Trial:
 
     def __init__(
         self,
+        strategy: StrategyBase,
         own: Copy,
         other: Copy,
-        num_replicas: int,
         batches: list[Batch],
-        sees_all_rows: bool,
     ) -> None:
+        self._strategy = strategy
         self._own, self._other = own, other
-        self._sees_all_rows = sees_all_rows
-        self._num_replicas = num_replicas
+        self._parts = strategy.num_replicas_in_sync
         self._batches = batches
         self._tolerance = compare.Tolerance.of(own.model)
         self._found: list[Difference] = []
         self._phase = "predict"
-        self._is_random = False
-        self._doubles: bool | None = None
         # Names of variables whose gradients are rounding.
         self._still: set[str] = set()
         self._notes: list[str] = []
 
-    def run(self) -> None:
-        """Runs all phases, and compares their results."""
-        parts = self._num_replicas
-        if parts > 1 and not any(b.rows % parts for b in self._batches):
+    def report(self, name: str | None) -> Report:
+        """Runs all phases, and returns what they gave."""
+        if self._parts > 1 and not self._uneven:
             self._notes.append(
-                f"Every batch had the same number of rows for each of {parts} "
-                "replicas: uneven batches were not compared."
+                "Every batch had the same number of rows for each of "
+                f"{self._parts} replicas: uneven batches were not compared."
             )
         try:
             self._without_training("predict")
             self._without_training("evaluate")
-            keeps_order = self._gradients()
-            self._training(keeps_order)
-            self._double(self._own.evaluate, "evaluate")
+            self._training(self._gradients())
         except ReplicaDivergenceError as error:
             if error.about is None:
                 raise
@@ -145,37 +126,41 @@ class Trial:
                 )
             )
             self._notes.append(str(error))
-
-    def report(self, model: str, strategy: str) -> Report:
-        """Returns the report on the named model and strategy."""
-        first, cause = self._first, None
-        if first is not None:
-            own, random = self._own.model, self._is_random
-            adding = own_code.adding(own)
-            cause = cause_of(
-                first, own, random, self._doubles, self._sees_all_rows, adding
-            )
-        return Report(
-            model,
-            strategy,
+        report = Report(
+            name or self._own.model.name,
+            repr(self._strategy).strip("<>"),
             _most_telling(self._found),
-            first,
-            cause,
-            _by_layer(self._found),
+            None,
             tuple(batch.rows for batch in self._batches),
             tuple(self._notes),
         )
+        if report.first is None:
+            return report
+        return replace(report, cause=self._cause(report.first))
 
     @property
-    def _first(self) -> Difference | None:
-        return next((each for each in self._found if each.differs), None)
+    def _uneven(self) -> list[int]:
+        return [
+            index
+            for index, batch in enumerate(self._batches)
+            if batch.rows % self._parts
+        ]
+
+    def _compare(
+        self, own: RecordedStep, other: RecordedStep, noisy: RecordedStep | None
+    ) -> None:
+        """Notes how a step differs, but for what rounding trains."""
+        # An optimizer may divide rounding errors by themselves.
+        self._found += [
+            each
+            for each in compare.compare(own, other, noisy, self._tolerance)
+            if not compare.is_of((each.kind, each.name), self._still)
+        ]
 
     def _without_training(self, name: str) -> None:
         self._phase = name
         # An uneven batch, if there is one.
-        parts = self._num_replicas
-        uneven = [i for i, b in enumerate(self._batches) if b.rows % parts]
-        index = uneven[0] if uneven else min(1, len(self._batches) - 1)
+        index = next(iter(self._uneven), min(1, len(self._batches) - 1))
         batch = self._batches[index]
         try:
             own = getattr(self._own, name)(batch, index)
@@ -189,36 +174,26 @@ class Trial:
         noisy = None
         if name == "evaluate" and (turned := batch.reordered()) is not None:
             noisy = self._own.evaluate(turned, index)
-        other = getattr(self._other, name)(batch, index)
-        self._found += compare.compare(own, other, noisy, self._tolerance)
+        self._compare(own, getattr(self._other, name)(batch, index), noisy)
 
     def _gradients(self) -> bool:
         """Compares first steps; returns false if the order of rows matters."""
         self._phase = "gradients"
-        own, other = self._own, self._other
-        kept, others = own.recorders(), other.recorders()
-        keeps_order = True
-        for index, batch in enumerate(self._batches):
-            step = own.gradients(batch, index, kept)
-            still = compare.without_gradient(step)
-            self._still = self._still & still if index else still
-            if not index:
-                again = own.gradients(batch, index, kept)
-                repeated = compare.compare(step, again, None, self._tolerance)
-                self._is_random = any(each.differs for each in repeated)
-            noisy = None
-            if (turned := batch.reordered()) is not None:
-                noisy = own.gradients(turned, index, kept)
-                if compare.depends_on_order(step, noisy):
-                    keeps_order = False
-            theirs = other.gradients(batch, index, others)
-            self._found += compare.compare(step, theirs, noisy, self._tolerance)
-        self._double(lambda b, i: own.gradients(b, i, kept), "gradients")
-        kept.undo()
-        others.undo()
-        if self._is_random:
+        own, keeps_order, still = self._own, True, []
+        with own.recording(), self._other.recording():
+            for index, batch in enumerate(self._batches):
+                step, noisy = own.gradients(batch, index), None
+                still.append(compare.without_gradient(step))
+                if (turned := batch.reordered()) is not None:
+                    noisy = own.gradients(turned, index)
+                    keeps_order &= not compare.depends_on_order(step, noisy)
+                self._compare(step, self._other.gradients(batch, index), noisy)
+        self._still = set.intersection(*still)
+        if self._still:
             self._notes.append(
-                "On one device alone, the same step twice gives other numbers."
+                "Gradients that are 0, but for rounding: those of "
+                f"{', '.join(sorted(self._still))}. What training makes of "
+                "them was not compared."
             )
         if not keeps_order:
             self._notes.append(
@@ -236,39 +211,32 @@ class Trial:
         if keeps_order and len(known) == len(turned):
             noisy = [*self._own.train(known)]
         other = self._other.train(self._batches)
-        for step, theirs, noise in zip(own, other, noisy, strict=True):
-            # An optimizer may divide rounding errors by themselves.
-            self._found += [
-                each
-                for each in compare.compare(
-                    step, theirs, noise, self._tolerance
-                )
-                if not compare.is_of((each.kind, each.name), self._still)
-            ]
-        if self._still:
-            self._notes.append(
-                "Gradients that are 0, but for rounding: those of "
-                f"{', '.join(sorted(self._still))}. What training makes of "
-                "them was not compared."
-            )
+        for steps in zip(own, other, noisy, strict=True):
+            self._compare(*steps)
+        if all(batch.class_weight is None for batch in self._batches):
+            self._phase = "fit"
+            own_fit = self._own.fit(self._batches)
+            self._compare(own_fit, self._other.fit(self._batches), noisy[-1])
 
-    def _double(
-        self, run: Callable[[Batch, int], RecordedStep], phase: str
-    ) -> None:
-        """Tries if doubled rows change the value of this phase's difference."""
-        first = self._first
-        if self._doubles is not None or first is None or first.phase != phase:
-            return
-        batch = self._batches[first.step]
-        key = first.kind, first.name
-        if (twice := batch.twice()) is None:
-            return
-        once, doubled = run(batch, first.step), run(twice, first.step)
-        if key not in once.found or key not in doubled.found:
-            return
-        before, after = compare.change(once, key), compare.change(doubled, key)
-        unit = float(np.max(np.abs(before))) or 1.0
-        self._doubles = bool(np.max(np.abs(after - before)) > 1e-2 * unit)
+    def _cause(self, first: Difference) -> Cause:
+        """Returns the likely cause of a difference, after more steps alone."""
+        own, batch = self._own, self._batches[first.step]
+        doubles = None
+        with own.recording():
+            once, again = (own.gradients(batch, 0) for _ in range(2))
+            found = compare.compare(once, again, None, self._tolerance)
+            run = {"evaluate": own.evaluate, "gradients": own.gradients}
+            if first.phase in run and (twice := batch.twice()) is not None:
+                once, again = (run[first.phase](b, 0) for b in (batch, twice))
+                doubles = compare.doubles(once, again, (first.kind, first.name))
+        return cause_of(
+            first,
+            own.model,
+            any(each.differs for each in found),
+            doubles,
+            self._parts > 1 and self._strategy.executor.sees_all_rows,
+            own_code.adding(own.model),
+        )
 
 
 def _most_telling(found: list[Difference]) -> tuple[Difference, ...]:
@@ -286,10 +254,3 @@ def _weight(each: Difference) -> tuple[bool, bool, float]:
     if each.differs:
         return True, False, 0.0
     return False, bool(np.isnan(each.strategy)), each.relative
-
-
-def _by_layer(found: list[Difference]) -> tuple[tuple[str, float], ...]:
-    """Returns gradients that differ in the first such step, largest first."""
-    wrong = [d for d in found if d.kind == "gradient" and d.differs]
-    pairs = [(d.name, d.relative) for d in wrong if d.step == wrong[0].step]
-    return tuple(sorted(pairs, key=lambda pair: -pair[1]))

@@ -320,6 +320,7 @@ def test_rows_of_other_workers():
         ),
         ((np.float32(3.0),), {}, "not batched"),
         ((3.5j,), {}, "can't read its data"),
+        (([], []), {}, "There is no batch"),
     ],
 )
 def test_what_can_not_be_explained(arguments, options, message):
@@ -339,8 +340,3 @@ def test_a_list_of_batches_is_a_dataset():
     explanation = strategy_of(2).explain(batches)
     assert [row.num_rows for row in explanation] == [2, 2]
     assert explanation.rows[0].shape == ((2, 3), (2,))
-
-
-def test_nothing_is_no_batch():
-    with pytest.raises(ValueError, match="There is no batch"):
-        strategy_of(2).explain([], [])

@@ -131,31 +131,26 @@ def test_copies_are_whole_on_each_device():
     ]
 
 
-def test_parts_follow_each_other():
+@pytest.mark.parametrize(
+    ("num_bytes", "part", "expected"),
+    [
+        (400, 100, [(0, 0, 100), (1, 100, 100), (2, 200, 100), (3, 300, 100)]),
+        # The last part is drawn without its padding.
+        (40, 12, [(0, 0, 12), (1, 10, 12), (2, 20, 12), (3, 30, 10)]),
+        # Each copy in parts begins at the start.
+        (400, 200, [(0, 0, 200), (1, 200, 200), (2, 0, 200), (3, 200, 200)]),
+    ],
+)
+def test_parts_follow_each_other(num_bytes, part, expected):
+    copies = tuple((device, 40) for device in ON)
+    parts = tuple((device, part) for device in ON)
     found = summary_of(
-        row_of("trainable", 400, "sharded", tuple((d, 100) for d in ON)),
-        row_of("trainable", 40, "mirrored", tuple((d, 40) for d in ON)),
-    )
-    axes = found.plot().axes[0]
-    expected = [(i, 40 + 100 * i, 100) for i in range(4)]
-    expected += [(i, 0, 40) for i in range(4)]
-    assert sorted(bars(axes, pictures.BLUE)) == sorted(expected)
-
-
-def test_the_last_part_is_drawn_without_its_padding():
-    found = summary_of(
-        row_of("trainable", 40, "sharded", tuple((d, 12) for d in ON))
-    )
-    drawn = bars(found.plot().axes[0], pictures.BLUE)
-    assert drawn[-1] == (3, 30, 10)
-
-
-def test_each_copy_in_parts_begins_at_the_start():
-    found = summary_of(
-        row_of("trainable", 400, "sharded", tuple((d, 200) for d in ON))
+        row_of("trainable", num_bytes, "sharded", parts),
+        row_of("trainable", 40, "mirrored", copies),
     )
     drawn = bars(found.plot().axes[0], pictures.BLUE)
-    assert drawn == [(0, 0, 200), (1, 200, 200), (2, 0, 200), (3, 200, 200)]
+    moved = [(line, 40 + start, length) for line, start, length in expected]
+    assert sorted(drawn) == sorted([*moved, *((i, 0, 40) for i in range(4))])
 
 
 def test_central_variables_are_on_their_device_only():

@@ -48,7 +48,7 @@ def test_a_model_with_batch_statistics_and_dropout_is_the_same(kind):
     }
     phases = [each.phase for each in report.differences]
     assert list(dict.fromkeys(phases)) == [
-        *("predict", "evaluate", "gradients", "training")
+        *("predict", "evaluate", "gradients", "training", "fit")
     ]
     assert any(rows % 2 for rows in report.batches)
     assert len({each.name for each in report.differences}) > 20
@@ -172,8 +172,8 @@ def test_the_copies_start_with_the_state_of_the_model():
     report = strategy.verify(model, X, TARGETS, batch_size=5, steps=1)
     (loss,) = [d for d in report.differences if d.phase == "evaluate"]
     assert loss.one_device == pytest.approx(expected, rel=1e-5)
-    (count,) = [d for d in report.differences if d.name.endswith("/iteration")]
-    assert count.one_device == 5.0
+    counts = [d for d in report.differences if d.name.endswith("/iteration")]
+    assert [count.one_device for count in counts] == [5.0, 5.0]
 
 
 @pytest.mark.parametrize(
@@ -197,11 +197,21 @@ def test_uneven_batches_are_uneven_for_the_replicas(
     assert tuple(batch.rows for batch in found) == expected
 
 
-def test_an_uneven_batch_is_added_to_an_only_even_one():
+def test_an_uneven_batch_is_added_and_the_report_is_read_from_json():
     report = mirrored().verify(models.regressor(), X, TARGETS, steps=1)
     assert report.same, report
     assert report.batches == (8, 7)
     assert {d.rows for d in report.differences if d.phase == "evaluate"} == {7}
+    found = json.loads(report.to_json())
+    assert (found["same"], found["first"], found["by_layer"]) == (
+        True,
+        None,
+        [],
+    )
+    assert Report.from_dict(found) == report
+    assert "same" in str(report)
+    assert "same" in report._repr_mimebundle_((), ())["text/html"]
+    assert report.section == ""
 
 
 def test_a_report_says_that_no_batch_was_uneven(monkeypatch):
@@ -226,15 +236,6 @@ def test_a_gradient_that_is_zero_is_not_blamed(optimizer):
     report = mirrored().verify(model, rows, TARGETS[:20], steps=2)
     assert report.same, report
     assert "key/bias" in "".join(report.notes)
-
-
-def test_a_report_is_read_again_from_json():
-    report = mirrored().verify(models.regressor(), X, TARGETS, steps=1)
-    found = json.loads(report.to_json())
-    assert found["same"] is True
-    assert Report.from_dict(found) == report
-    assert "same" in str(report)
-    assert report.section == ""
 
 
 def test_a_model_of_a_users_own_classes_is_copied():
