@@ -33,6 +33,9 @@ def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     # The usual ones, with few calls of Python's in between.
     if kind is tuple or kind is list:
         return kind(map(partial(map_nest, fn), nest))
+    if kind is dict:
+        items = map(partial(map_nest, fn), nest.values())
+        return dict(zip(nest, items, strict=True))
     if not (isinstance(nest, (list, tuple)) or hasattr(kind, "keys")):
         return fn(nest)
     keys = keys_of(nest)
@@ -86,7 +89,14 @@ def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def pack(nest: Any, leaves: Iterable[Any]) -> Any:
     """Returns a nest of the same types with other leaves, in order."""
     left = iter(leaves)
-    return map_nest(lambda _: next(left), nest)
+
+    def filled(nest: Any) -> Any:
+        keys = keys_of(nest)
+        if keys is None:
+            return next(left)
+        return _like(nest, {key: filled(nest[key]) for key in keys})
+
+    return filled(nest)
 
 
 def select(index: int, nest: Any) -> Any:
@@ -169,11 +179,10 @@ def joined(
                 f"{_described(nest)} from {of} {index}. Expected: the same "
                 f"lists, tuples and keys from each {of}."
             )
-    keys = keys_of(first)
-    if keys is None:
+    if shape is None:  # a leaf
         return join(list(nests))
     items = {}
-    for key in keys:
+    for key in keys_of(first) or ():
         each = [nest[key] for nest in nests]
         items[key] = joined(each, join, of, f"{path}[{key!r}]")
     return _like(first, items)

@@ -62,9 +62,10 @@ def _on_replicas(
     executor = strategy.executor
     try:
         with executor.hooks:
-            if executor.replicas is None:
+            runner = executor.replicas
+            if runner is None:
                 return [run_on_one(strategy, on_replica)]
-            return run_on_replicas(strategy, executor.replicas, on_replica)
+            return run_on_replicas(strategy, runner, on_replica)
     except Exception as error:
         raise_explained(error, executor.workers)
         raise
