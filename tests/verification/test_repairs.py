@@ -93,7 +93,8 @@ def _module(name):
 
 
 def _take_out_rows_of_positions(monkeypatch):
-    monkeypatch.setattr(_module("gradients"), "_kind_of", lambda node: "rows")
+    gradients = _module("gradients")
+    monkeypatch.setattr(gradients, "_kind_of", lambda node: gradients.Kind.ROWS)
 
 
 def _take_out_gathering(monkeypatch):
