@@ -60,7 +60,7 @@ class PublicNames(griffe.Extension):
             if each.is_class
         }
         for each in classes.values():
-            each.settle()
+            each.place()
         names = {**{path: path for path in public}, **short_names(public)}
         for each in classes.values():
             for name in each.own:
@@ -171,7 +171,7 @@ class Members:
                 else:
                     self.own[name] = member
 
-    def settle(self) -> None:
+    def place(self) -> None:
         """Gives the class the members that it shows, and takes the others."""
         for name, member in list(self._cls.members.items()):
             # Griffe reads the fields of dataclasses later, and then hides them.
@@ -192,13 +192,13 @@ class Members:
     def tell_inherited(self) -> None:
         """Says in the docstring of the class what it has from others."""
         links: dict[str, list[str]] = {}
-        for name, home in sorted(self.inherited.items()):
-            path = f"{self._paths[home]}.{name}"
-            links.setdefault(self._paths[home], []).append(
+        for name, storage in sorted(self.inherited.items()):
+            path = f"{self._paths[storage]}.{name}"
+            links.setdefault(self._paths[storage], []).append(
                 f"[`{name}`][{path}]"
             )
-        for home, each in links.items():
-            of = f"[`{home.rpartition('.')[2]}`][{home}]"
+        for storage, each in links.items():
+            of = f"[`{storage.rpartition('.')[2]}`][{storage}]"
             told = f"\n\nInherited from {of}: {', '.join(each)}."
             self._cls.docstring.value += told
 

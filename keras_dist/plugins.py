@@ -18,37 +18,37 @@ from keras_dist.core.device import Device
 from keras_dist.core.device import parse_device
 from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.internals.keras_internals import inherit_thread_state
 from keras_dist.internals.keras_internals import thread_state
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import override_backend
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.home import Home
 from keras_dist.plugin.profiler import Profiler
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.runner import ReplicaRunner
 from keras_dist.plugin.runner import StepRunner
-from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.storage import Storage
+from keras_dist.plugin.threads import LockstepThreads
 from keras_dist.plugin.threads import Round
 from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.state import outside_replicas
 
 __all__ = [
     "Backend",
-    "BatonPool",
+    "LockstepThreads",
     "Device",
     "Differentiates",
     "Executor",
-    "Home",
+    "Storage",
     "Owners",
     "Plan",
     "Profiler",
     "Replica",
     "ReplicaRunner",
     "Round",
-    "Share",
+    "RowShard",
     "StepRunner",
     "get_backend",
     "inherit_thread_state",

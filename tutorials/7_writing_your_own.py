@@ -145,18 +145,18 @@ keras_dist.summary(spared).plot()
 # - A `Replica` defines how one replica meets the others, and how it reads and
 #   writes variables.
 # - A `ReplicaRunner` defines how a function is called once for each replica,
-#   and how gradients are summed. `Round` and `BatonPool` let replicas take
-#   turns in threads.
+#   and how gradients are summed. `Round` and `LockstepThreads` let replicas
+#   take turns in threads.
 # - `differentiate` computes gradients. We call the installed backend for this,
 #   so that *Turns* works with every framework.
 
 # %%
-from keras_dist.plugins import BatonPool
 from keras_dist.plugins import Differentiates
+from keras_dist.plugins import LockstepThreads
 from keras_dist.plugins import Replica
 from keras_dist.plugins import ReplicaRunner
 from keras_dist.plugins import Round
-from keras_dist.plugins import Share
+from keras_dist.plugins import RowShard
 from keras_dist.plugins import inherit_thread_state
 from keras_dist.plugins import outside_replicas
 from keras_dist.plugins import thread_state
@@ -167,7 +167,7 @@ class TurnsReplica(Replica):
     """A replica that runs a function."""
 
     def __init__(self, index, round_):
-        super().__init__(index, Share(1, 1))  # all rows of its part
+        super().__init__(index, RowShard(1, 1))  # all rows of its part
         self.round = round_
 
     def rendezvous(self, what, fn, value):
@@ -190,7 +190,7 @@ class TurnsExecutor(MemoryExecutor, ReplicaRunner):
     def __init__(self, plan):
         super().__init__(plan)
         self.sums = []
-        self.pool = BatonPool(self.capture)
+        self.pool = LockstepThreads(self.capture)
 
     @property
     def replicas(self):

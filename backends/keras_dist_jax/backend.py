@@ -21,14 +21,14 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.internals.hooks import Hook
 from keras_dist.plugin.backend import Backend
+from keras_dist.plugin.capabilities import CompilesForTargets
+from keras_dist.plugin.capabilities import HasLogicalDevices
+from keras_dist.plugin.capabilities import HasTPUs
+from keras_dist.plugin.capabilities import SavesShards
+from keras_dist.plugin.capabilities import ShardsVariables
+from keras_dist.plugin.capabilities import Writing
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.powers import CompilesForTargets
-from keras_dist.plugin.powers import HasLogicalDevices
-from keras_dist.plugin.powers import HasTPUs
-from keras_dist.plugin.powers import SavesParts
-from keras_dist.plugin.powers import ShardsVariables
-from keras_dist.plugin.powers import Writing
 from keras_dist.plugin.targets import CompiledProgram
 from keras_dist.plugin.targets import Target
 from keras_dist.replica.gradients import Differentiated
@@ -73,7 +73,7 @@ class JaxBackend(
     Differentiates,
     HasLogicalDevices,
     HasTPUs,
-    SavesParts,
+    SavesShards,
     ShardsVariables,
 ):
     """JAX on the devices of its default platform, and on the CPU's."""
@@ -222,7 +222,7 @@ class JaxBackend(
     def check_saving(self) -> None:
         checkpoints.load_orbax()
 
-    def save_parts(
+    def save_shards(
         self,
         model: keras.Model,
         executor: Executor | None,
@@ -233,7 +233,7 @@ class JaxBackend(
         assert executor is None or isinstance(executor, JaxExecutor)
         return checkpoints.save(model, executor, variables, folder)
 
-    def restore_parts(
+    def restore_shards(
         self,
         model: keras.Model,
         executor: Executor | None,

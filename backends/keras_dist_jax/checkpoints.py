@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from keras_dist.errors import UnsupportedBackendError
-from keras_dist.plugin.powers import Writing
+from keras_dist.plugin.capabilities import Writing
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.executors.executor import JaxExecutor
@@ -154,18 +154,18 @@ def _alone(executor: JaxExecutor | None) -> Iterator[None]:
         yield
         return
     with executor.throttle.lock:
-        executor.throttle.settle(None)
+        executor.throttle.drain(None)
         yield
 
 
-def _is_stored_in_parts(variable: keras.Variable) -> bool:
+def _is_stored_sharded(variable: keras.Variable) -> bool:
     # The array of a scalar has one axis more.
     return shards.is_sharded(variable) and len(variable.shape) > 0
 
 
 def _array_of(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
     """Returns the array to write, on the devices of all workers."""
-    if _is_stored_in_parts(variable):
+    if _is_stored_sharded(variable):
         return shards.stored(variable)
     array = internals.array_of(variable)
     if array is None or isinstance(variable, SyncOnReadVariable):
@@ -177,7 +177,7 @@ def _array_of(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
 
 def _wanted(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
     """Describes the array to read: its shape, dtype and sharding."""
-    if _is_stored_in_parts(variable):
+    if _is_stored_sharded(variable):
         array = shards.stored(variable)
         return jax.ShapeDtypeStruct(
             array.shape, array.dtype, sharding=array.sharding
@@ -194,7 +194,7 @@ def _wanted(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
 def _set(
     variable: keras.Variable, array: Any, executor: JaxExecutor | None
 ) -> None:
-    if _is_stored_in_parts(variable):
+    if _is_stored_sharded(variable):
         shards.set_array(variable, array)
         return
     if executor is not None:

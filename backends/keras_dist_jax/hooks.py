@@ -12,7 +12,7 @@ from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import as_hook
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions import gradients as control_flow
-from keras_dist_jax.sharding.initial_values import make_in_parts
+from keras_dist_jax.sharding.initial_values import make_sharded
 
 
 def table() -> Iterator[Hook]:
@@ -34,5 +34,5 @@ def table() -> Iterator[Hook]:
 
 @as_hook
 def _hook_initialization(original: Any, self: Any, initializer: Any) -> None:
-    if not make_in_parts(self, initializer):
+    if not make_sharded(self, initializer):
         original(self, initializer)

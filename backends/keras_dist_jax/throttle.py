@@ -18,7 +18,7 @@ class Throttle:
     def record(self, call: str) -> None:
         """Notes a program that all workers are about to run together."""
 
-    def settle(self, owner: object) -> None:
+    def drain(self, owner: object) -> None:
         """Waits until the next step may run; raises late errors of `owner`."""
 
     def dispatch(
@@ -51,7 +51,7 @@ class Throttle:
         """Runs a program that deletes nothing; drops its late errors."""
         kept: list[Any] = []
         with self.lock:
-            self.settle(None)
+            self.drain(None)
             self.dispatch(None, kept, any_of, program, *args)
         return kept[0]
 
@@ -77,7 +77,7 @@ class OneAtATime(Throttle):
         self._owner: object | None = None
         self._pending: Any = None
 
-    def settle(self, owner: object) -> None:
+    def drain(self, owner: object) -> None:
         pending, by = self._pending, self._owner
         self._pending = self._owner = None
         if pending is None:
@@ -94,4 +94,4 @@ class OneAtATime(Throttle):
     def leave(self, owner: object) -> None:
         with self.lock:
             if self._owner is owner:
-                self.settle(self)
+                self.drain(self)

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import bounds
 from keras_dist.plugin.places import Places
@@ -18,7 +18,7 @@ def cut_batch(
     own: slice = slice(None),
     unequal: UnequalLengths | None = None,
     places: Places | None = None,
-) -> tuple[list[Any], list[Share], list[Any]]:
+) -> tuple[list[Any], list[RowShard], list[Any]]:
     """Splits a batch into rows for each replica; `own` chooses the replicas.
 
     Returns the parts, their shares, and all replicas' first rows with the end.
@@ -50,7 +50,7 @@ def cut_batch(
         # Replicas without rows take part in rendezvous, on the first row.
         begin = _where(rows_here > 0, start, 0)
         end = _where(rows_here > 0, stop, 1)
-        shares.append(Share(rows_here, total, begin))
+        shares.append(RowShard(rows_here, total, begin))
         cut = [
             leaf
             if n is None

@@ -17,22 +17,22 @@ from keras_dist.core.components import Component
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin import threads
-from keras_dist.plugin.home import Home
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
+from keras_dist.plugin.storage import Storage
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist.replica.variables import CentralVariable
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow import natives
 from keras_dist_tensorflow import runtime_internals
+from keras_dist_tensorflow import tf_variables
 from keras_dist_tensorflow.atomic import AssignmentOrder
 from keras_dist_tensorflow.engine import StepExecutor
-from keras_dist_tensorflow.executor import TensorFlowHome
+from keras_dist_tensorflow.executor import TensorFlowStorage
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
 from keras_dist_tensorflow.workers import TensorFlowWorkers
@@ -40,24 +40,24 @@ from keras_dist_tensorflow.workers import TensorFlowWorkers
 T = TypeVar("T")
 
 
-class OneCopyHome(TensorFlowHome):
-    """The home of a variable with a single copy."""
+class OneCopyStorage(TensorFlowStorage):
+    """The storage of a variable with a single copy."""
 
     kind = "central"
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        return (self._keeper,)
+        return (self._device,)
 
-    def settle(self) -> None:
+    def place(self) -> None:
         native = keras_internals.native_of(self.variable)
         if native is None or not tf.executing_eagerly():
             return
         is_new = self._executor.new.pop(id(native), None) is native
-        if natives.devices_of(native) == (self._keeper,):
+        if tf_variables.devices_of(native) == (self._device,):
             return
-        with natives.one_copy(), natives.on_device(self._keeper):
-            moved = natives.copied(native)
+        with tf_variables.one_copy(), tf_variables.on_device(self._device):
+            moved = tf_variables.copied(native)
         if is_new:
             keras_internals.replace_native_variable(self.variable, moved)
         else:
@@ -65,10 +65,10 @@ class OneCopyHome(TensorFlowHome):
 
     def component_devices(self) -> tuple[Device, ...]:
         # The variable itself may not have moved there yet.
-        return (self._keeper,) * len(super().component_devices())
+        return (self._device,) * len(super().component_devices())
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
-        return natives.NativeComponent(value, self._keeper)
+        return tf_variables.NativeComponent(value, self._device)
 
 
 class CentralExecutor(StepExecutor):
@@ -80,7 +80,7 @@ class CentralExecutor(StepExecutor):
         super().__init__(plan, workers)
         self.updater = AtOwners()
         self._owners = Owners(plan.variable_devices)
-        self._threads = threads.BatonPool(capture_thread)
+        self._threads = threads.LockstepThreads(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
         self.new: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
@@ -88,19 +88,19 @@ class CentralExecutor(StepExecutor):
 
     def creation_scope(self) -> Any:
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-            if natives.creation.has_one_copy:
+            if tf_variables.creation.has_one_copy:
                 return next_creator(**kwargs)
-            with natives.on_device(self.plan.primary):
+            with tf_variables.on_device(self.plan.primary):
                 native = next_creator(**kwargs)
             self.new[id(native)] = native
             return native
 
         return tf.variable_creator_scope(create)
 
-    def home(self, variable: keras.Variable) -> Home:
-        return OneCopyHome(variable, self)
+    def storage(self, variable: keras.Variable) -> Storage:
+        return OneCopyStorage(variable, self)
 
-    def keeper(self, variable: keras.Variable) -> Device:
+    def parameter_device(self, variable: keras.Variable) -> Device:
         return self._owners.of(variable)
 
     def keep_together(
@@ -111,7 +111,7 @@ class CentralExecutor(StepExecutor):
     def play(
         self,
         fn: Callable[[Replica], T],
-        shares: Sequence[Share],
+        shares: Sequence[RowShard],
         group: ReplicaGroup,
     ) -> list[T]:
         self.new.clear()
@@ -124,20 +124,22 @@ class CentralExecutor(StepExecutor):
             with (
                 in_graph(index),
                 taken_over(writes=index == 0),
-                natives.on_device(self.plan.devices[index]),
+                tf_variables.on_device(self.plan.devices[index]),
             ):
                 return fn(CentralReplica(index, shares[index], round_, group))
 
         fns = [functools.partial(on_replica, i) for i in range(len(shares))]
         # A trace happens once: its pool of threads ends with it.
         kept = tf.executing_eagerly()
-        pool = self._threads if kept else threads.BatonPool(capture_thread)
+        pool = (
+            self._threads if kept else threads.LockstepThreads(capture_thread)
+        )
         return pool.run(round_, [round_.host, *fns])[1:]
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         self.moves.adopt(optimizer, self.updater)
-        with natives.on_device(self.plan.primary):
+        with tf_variables.on_device(self.plan.primary):
             yield
 
 
@@ -245,7 +247,7 @@ class HostedRound(threads.Round):
         def hold_here(values: list[Any]) -> Any:
             with (
                 outside_replicas(state),
-                natives.on_device(self._place),
+                tf_variables.on_device(self._place),
                 self._order.hold(),
             ):
                 return hold(values)

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.draws import Rows
 from keras_dist.plugin.draws import rows_by_size
@@ -21,7 +21,7 @@ from keras_dist_tensorflow.keras_internals import next_seed
 _PHILOX = 1
 
 
-def draw_rows(draw: Draw, share: Share) -> Any:
+def draw_rows(draw: Draw, share: RowShard) -> Any:
     """Draws a replica's rows, the numbers that one device draws for them."""
     sizes = _sizes(draw)
     given = draw.arguments

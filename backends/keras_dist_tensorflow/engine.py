@@ -22,7 +22,7 @@ from keras_dist.core.nests import leaves_of
 from keras_dist.core.nests import map_nest
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import ranges
 from keras_dist.core.values import PerReplica
@@ -46,12 +46,12 @@ from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
 from keras_dist_tensorflow.gradients import weighted_sum
-from keras_dist_tensorflow.natives import on_device
-from keras_dist_tensorflow.natives import one_copy
 from keras_dist_tensorflow.origins import StepSizes
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import note_graph
 from keras_dist_tensorflow.origins import noting
+from keras_dist_tensorflow.tf_variables import on_device
+from keras_dist_tensorflow.tf_variables import one_copy
 from keras_dist_tensorflow.trainer import OneReplica
 from keras_dist_tensorflow.trainer import build
 from keras_dist_tensorflow.trainer import recorded
@@ -86,7 +86,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def play(
         self,
         fn: Callable[[Replica], T],
-        shares: Sequence[Share],
+        shares: Sequence[RowShard],
         group: ReplicaGroup,
     ) -> list[T]:
         """Calls `fn(replica)` for each local replica, on its device."""
@@ -206,7 +206,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         self,
         fn: Callable[..., T],
         arguments: Sequence[tuple[Any, ...]],
-        shares: Sequence[Share],
+        shares: Sequence[RowShard],
         group: ReplicaGroup,
     ) -> list[T]:
         def on_replica(replica: Replica) -> T:
@@ -260,7 +260,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         for variable, *column in zip(variables, *gradients, strict=True):
             # An optimizer may have a `tf.Variable`, which has no path.
             name = getattr(variable, "path", variable.name)
-            with on_device(self.keeper(variable)):
+            with on_device(self.parameter_device(variable)):
                 sums.append(weighted_sum(column, weights, self._sizes, name))
         with on_device(self.plan.primary):
             sums += [

@@ -16,31 +16,35 @@ from keras_dist.core.device import parse_device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import STEPS
-from keras_dist.plugin.home import Home
+from keras_dist.plugin.storage import Storage
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow import natives
+from keras_dist_tensorflow import tf_variables
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.trainer import built_first
 from keras_dist_tensorflow.workers import TensorFlowWorkers
 
 
-class TensorFlowHome(Home):
-    """The home of a variable that is one or several `tf.Variable`s."""
+class TensorFlowStorage(Storage):
+    """The storage of a variable that is one or several `tf.Variable`s."""
 
     def __init__(self, variable: keras.Variable, executor: Any) -> None:
         super().__init__(variable)
         self._executor = executor  # a `TensorFlowExecutor`
-        self._keeper: Device = executor.keeper(variable)
+        self._device: Device = executor.parameter_device(variable)
 
     @property
     def devices(self) -> tuple[Device, ...]:
         native = keras_internals.native_of(self.variable)
-        return (self._keeper,) if native is None else natives.devices_of(native)
+        return (
+            (self._device,)
+            if native is None
+            else tf_variables.devices_of(native)
+        )
 
     def read(self, index: int) -> Any:
         native = keras_internals.native_of(self.variable)
-        return natives.copy_of(native, index).read_value()
+        return tf_variables.copy_of(native, index).read_value()
 
 
 class TensorFlowExecutor(Executor):
@@ -53,9 +57,9 @@ class TensorFlowExecutor(Executor):
         self, plan: Plan, workers: TensorFlowWorkers | None = None
     ) -> None:
         super().__init__(plan, workers)
-        self.moves = natives.Moves()
+        self.moves = tf_variables.Replacements()
 
-    def keeper(self, variable: keras.Variable) -> Device:
+    def parameter_device(self, variable: keras.Variable) -> Device:
         """Returns the device of a variable's first copy."""
         return self.plan.primary
 
@@ -65,7 +69,7 @@ class TensorFlowExecutor(Executor):
         return device
 
     def put(self, value: Any, device: Device) -> Any:
-        with natives.on_device(device):
+        with tf_variables.on_device(device):
             return tf.identity(ops.convert_to_tensor(value))
 
     def is_live(self, value: Any) -> bool:
@@ -74,7 +78,7 @@ class TensorFlowExecutor(Executor):
     def snapshot(self, value: Any, index: int = 0) -> Any:
         if not self.is_live(value):
             return value
-        own = natives.copy_of(value, index)
+        own = tf_variables.copy_of(value, index)
         # Without this, the value is read to the current device.
         with tf.device(own.device):
             return own.read_value()
@@ -85,7 +89,7 @@ class TensorFlowExecutor(Executor):
         return parse_device(tensor.device)
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
-        with natives.on_device(self.plan.primary):
+        with tf_variables.on_device(self.plan.primary):
             own = tf.concat(values, axis)
         if self.workers is None:
             return own
@@ -96,16 +100,16 @@ class TensorFlowExecutor(Executor):
         keras_internals.forget_functions(model)
 
 
-class OneDeviceHome(TensorFlowHome):
-    """The home of a variable on the only device."""
+class OneDeviceStorage(TensorFlowStorage):
+    """The storage of a variable on the only device."""
 
-    def settle(self) -> None:
+    def place(self) -> None:
         native = keras_internals.native_of(self.variable)
-        if native is None or natives.devices_of(native) == (self._keeper,):
+        if native is None or tf_variables.devices_of(native) == (self._device,):
             return
         # The caller may have opened another device.
-        with natives.on_device(self._keeper):
-            moved = natives.copied(native)
+        with tf_variables.on_device(self._device):
+            moved = tf_variables.copied(native)
         self._executor.moves.move(self.variable, moved)
 
 
@@ -119,7 +123,7 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
         self._scope: Callable[[], Any] = (
             contextlib.nullcontext
             if plan.primary == default
-            else functools.partial(natives.on_device, plan.primary)
+            else functools.partial(tf_variables.on_device, plan.primary)
         )
         self.compiler.scope = self._scope
 
@@ -129,8 +133,8 @@ class TensorFlowOneDeviceExecutor(TensorFlowExecutor):
     def execution_scope(self) -> Any:
         return self.creation_scope()
 
-    def home(self, variable: keras.Variable) -> Home:
-        return OneDeviceHome(variable, self)
+    def storage(self, variable: keras.Variable) -> Storage:
+        return OneDeviceStorage(variable, self)
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         # A user's own step may use the model's variables before it calls the

@@ -13,20 +13,20 @@ import tensorflow as tf
 from keras_dist.core.components import Component
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.hooks import as_hook
-from keras_dist.plugin.home import Home
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import divergence
+from keras_dist.plugin.storage import Storage
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow import natives
+from keras_dist_tensorflow import tf_variables
 from keras_dist_tensorflow.atomic import AssignmentOrder
 from keras_dist_tensorflow.engine import StepExecutor
-from keras_dist_tensorflow.executor import TensorFlowHome
+from keras_dist_tensorflow.executor import TensorFlowStorage
 from keras_dist_tensorflow.replica import TensorFlowReplica
 from keras_dist_tensorflow.replica import capture_thread
 from keras_dist_tensorflow.workers import TensorFlowWorkers
@@ -38,10 +38,10 @@ T = TypeVar("T")
 _natives: weakref.WeakSet[tf.distribute.Strategy] = weakref.WeakSet()
 
 
-class CopiesHome(TensorFlowHome):
-    """The home of a variable with a copy on each device, metrics' with one."""
+class CopiesStorage(TensorFlowStorage):
+    """The storage of a copy on each device, of a metric's variable one copy."""
 
-    def settle(self) -> None:
+    def place(self) -> None:
         native = keras_internals.native_of(self.variable)
         if native is None or not tf.executing_eagerly():
             return
@@ -50,21 +50,21 @@ class CopiesHome(TensorFlowHome):
         # wrong for states that are no sums.
         if self.variable.synchronization == "on_read":
             synchronization = tf.VariableSynchronization.ON_READ
-            is_settled = natives.devices_of(native) == (self._keeper,)
+            is_placed = tf_variables.devices_of(native) == (self._device,)
         else:
             synchronization = tf.VariableSynchronization.AUTO
-            is_settled = (
+            is_placed = (
                 keras_internals.is_distributed(native)
                 and native.distribute_strategy is self._executor.native
             )
-        if is_settled:
+        if is_placed:
             return
         with self._executor.creation_scope():
-            moved = natives.copied(native, synchronization)
+            moved = tf_variables.copied(native, synchronization)
         self._executor.moves.move(self.variable, moved)
 
     def component(self, index: int, value: Callable[[], Any]) -> Component:
-        return natives.NativeComponent(
+        return tf_variables.NativeComponent(
             value, self._executor.plan.devices[index]
         )
 
@@ -82,7 +82,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
         # On CPU devices, the collectives of two models can be mistaken for
         # each other's; sums on one device can't.
         self.native = tf.distribute.MirroredStrategy(
-            [natives.device_name(device) for device in plan.devices],
+            [tf_variables.device_name(device) for device in plan.devices],
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         _natives.add(self.native)
@@ -97,29 +97,32 @@ class TensorFlowReplicaExecutor(StepExecutor):
     def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         # In a trace: ours make their variables outside of it, so this one is
         # the user's.
-        if natives.creation.has_one_copy or not tf.executing_eagerly():
+        if tf_variables.creation.has_one_copy or not tf.executing_eagerly():
             return next_creator(**kwargs)
         is_at_rendezvous = tf.distribute.get_strategy() is self.native
         if kwargs.get("synchronization") is tf.VariableSynchronization.ON_READ:
             kwargs["synchronization"] = tf.VariableSynchronization.AUTO
             if is_at_rendezvous:
-                return natives.apart(
+                return tf_variables.apart(
                     lambda: tf.Variable(**kwargs), self.plan.primary
                 )
-            with natives.one_copy(), natives.on_device(self.plan.primary):
+            with (
+                tf_variables.one_copy(),
+                tf_variables.on_device(self.plan.primary),
+            ):
                 return next_creator(**kwargs)
         if is_at_rendezvous:
             return next_creator(**kwargs)
         with self.native.scope():
             return tf.Variable(**kwargs)
 
-    def home(self, variable: keras.Variable) -> Home:
-        return CopiesHome(variable, self)
+    def storage(self, variable: keras.Variable) -> Storage:
+        return CopiesStorage(variable, self)
 
     def play(
         self,
         fn: Callable[[Replica], T],
-        shares: Sequence[Share],
+        shares: Sequence[RowShard],
         group: ReplicaGroup,
     ) -> list[T]:
         inherit = capture_thread()
@@ -143,7 +146,7 @@ class TensorFlowReplicaExecutor(StepExecutor):
             if is_in_replica and tf.executing_eagerly():
                 # An update within an update: a native replica cannot call
                 # `run`, so the replicas run from a thread without a strategy.
-                natives.apart(
+                tf_variables.apart(
                     lambda: self.native.run(on_replica), self.plan.primary
                 )
             else:
@@ -216,7 +219,7 @@ class MirroredReplica(TensorFlowReplica):
     def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
         # In place, because a tape watches the variable itself.
         native = keras_internals.native_of(variable)
-        copy = natives.copy_of(native, self.index)
+        copy = tf_variables.copy_of(native, self.index)
         if self.share is WHOLE and tf.executing_eagerly():
             self.round.overwritten.append((copy, copy.read_value()))
         copy.assign(value)

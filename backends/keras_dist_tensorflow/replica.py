@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import inherit_thread_state
@@ -37,7 +37,7 @@ class TensorFlowReplica(Replica):
     def __init__(
         self,
         index: int,
-        share: Share,
+        share: RowShard,
         round_: Any,
         group: ReplicaGroup,
     ) -> None:
@@ -239,7 +239,7 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
     return result
 
 
-def _may_be_sum(target: Any, share: Share) -> bool:
+def _may_be_sum(target: Any, share: RowShard) -> bool:
     """Returns whether a target's elements may belong to rows."""
     if not _has_axis(target):
         return False

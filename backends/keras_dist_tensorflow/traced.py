@@ -25,7 +25,7 @@ from keras_dist.plugin.compiler import TraceLog
 from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.front_end import StepsOfData
 from keras_dist_tensorflow import runtime_internals
-from keras_dist_tensorflow.natives import Moves
+from keras_dist_tensorflow.tf_variables import Replacements
 
 MADE_AGAIN = "singleton tf.Variables"
 DIVERGED = "Replicas left different values"
@@ -47,7 +47,7 @@ class Traced:
         self._jit_compile = jit_compile
         # Whether workers meet in it; `None` before they have compared that.
         self.meets = meets
-        self._moves = Moves.so_far
+        self._moves = Replacements.so_far
         # A trace must not create its variable.
         lend_global_seed()
         # True after the first trace that did not fail.
@@ -57,11 +57,11 @@ class Traced:
     @property
     def is_outdated(self) -> bool:
         """True once a variable that a trace has captured was replaced."""
-        if self._moves != Moves.so_far:
+        if self._moves != Replacements.so_far:
             captures = runtime_internals.captures_of(self._function)
-            if any(id(handle) in Moves.gone for handle in captures):
+            if any(id(handle) in Replacements.gone for handle in captures):
                 return True
-            self._moves = Moves.so_far
+            self._moves = Replacements.so_far
         return False
 
     def __call__(self, args: Any, kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.recorder import Call
 from keras_dist.plugin.recorder import FlightRecorder
 from keras_dist_tensorflow import keras_internals
-from keras_dist_tensorflow.natives import outside_of_traces
+from keras_dist_tensorflow.tf_variables import outside_of_traces
 
 
 class OneReplica:

@@ -16,7 +16,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.packing import in_packs
 from keras_dist.core.packing import packs
 from keras_dist.core.plan import Cluster
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.plugin.messages import Messages
 from keras_dist.plugin.workers import Workers
 from keras_dist_tensorflow import runtime_internals
@@ -26,15 +26,15 @@ from keras_dist_tensorflow.cluster import interruptible
 from keras_dist_tensorflow.cluster import listen_to_own_address
 from keras_dist_tensorflow.cluster import local_devices
 from keras_dist_tensorflow.cluster import start
-from keras_dist_tensorflow.natives import apart
-from keras_dist_tensorflow.words import SUMMED
-from keras_dist_tensorflow.words import from_words
-from keras_dist_tensorflow.words import received
-from keras_dist_tensorflow.words import sendable
-from keras_dist_tensorflow.words import shape_of
-from keras_dist_tensorflow.words import size_of
-from keras_dist_tensorflow.words import to_words
-from keras_dist_tensorflow.words import with_shape_of
+from keras_dist_tensorflow.tf_variables import apart
+from keras_dist_tensorflow.wire import SUMMED
+from keras_dist_tensorflow.wire import from_words
+from keras_dist_tensorflow.wire import received
+from keras_dist_tensorflow.wire import sendable
+from keras_dist_tensorflow.wire import shape_of
+from keras_dist_tensorflow.wire import size_of
+from keras_dist_tensorflow.wire import to_words
+from keras_dist_tensorflow.wire import with_shape_of
 
 # Default seconds that a collective waits for workers that are alive.
 TIMEOUT = 600.0
@@ -169,7 +169,7 @@ class TensorFlowWorkers(Workers):
             ]
 
     def gather_rows(
-        self, tensors: Sequence[Any], shares: Sequence[Share]
+        self, tensors: Sequence[Any], shares: Sequence[RowShard]
     ) -> list[list[Any]]:
         if tf.executing_eagerly():
             return super().gather_rows(tensors, shares)

@@ -19,12 +19,12 @@ from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
 from keras_dist.internals.hooks import Hook
 from keras_dist.plugin.backend import Backend
+from keras_dist.plugin.capabilities import SavesShards
+from keras_dist.plugin.capabilities import ShardsVariables
+from keras_dist.plugin.capabilities import Writing
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.membership import leave_at_exit
-from keras_dist.plugin.powers import SavesParts
-from keras_dist.plugin.powers import ShardsVariables
-from keras_dist.plugin.powers import Writing
 from keras_dist.replica.gradients import Differentiated
 from keras_dist.replica.gradients import Differentiates
 from keras_dist.replica.gradients import current
@@ -32,18 +32,18 @@ from keras_dist.replica.scopes import Following
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.hooks import table
+from keras_dist_torch.loss_weighting import differentiating
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.profiler import TorchProfiler
 from keras_dist_torch.replica import Assigned
 from keras_dist_torch.replica import noting_assigned
 from keras_dist_torch.replicas import TorchCentralExecutor
 from keras_dist_torch.replicas import TorchReplicaExecutor
-from keras_dist_torch.weighing import differentiating
 from keras_dist_torch.workers import TorchWorkers
 from keras_dist_torch.workers import check_alone
 
 
-class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
+class TorchBackend(Backend, Differentiates, SavesShards, ShardsVariables):
     """The `Backend` over PyTorch's GPUs and virtual devices of its one CPU."""
 
     has_shards_on_devices = False
@@ -105,9 +105,9 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
             from keras_dist_torch.slots import SlotsExecutor
 
             return SlotsExecutor(plan, workers)
-        from keras_dist_torch.direct import TorchDirectExecutor
+        from keras_dist_torch.fsdp import FSDPExecutor
 
-        return TorchDirectExecutor(plan, workers)
+        return FSDPExecutor(plan, workers)
 
     def _workers_of(self, plan: Plan) -> TorchWorkers | None:
         return self._workers if plan.cluster else None
@@ -131,7 +131,7 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
     def check_saving(self) -> None:
         pass  # PyTorch has all that it takes
 
-    def save_parts(
+    def save_shards(
         self,
         model: keras.Model,
         executor: Executor | None,
@@ -144,7 +144,7 @@ class TorchBackend(Backend, Differentiates, SavesParts, ShardsVariables):
 
         return checkpoints.save(executor, variables, folder, copies)
 
-    def restore_parts(
+    def restore_shards(
         self,
         model: keras.Model,
         executor: Executor | None,

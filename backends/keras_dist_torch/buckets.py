@@ -20,7 +20,7 @@ from keras_dist_torch.flat import scalars_on
 from keras_dist_torch.flat import split_as
 from keras_dist_torch.gradients import after_accumulation
 from keras_dist_torch.gradients import weighted_sum
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.record import TorchRecord
 from keras_dist_torch.sums import Part
 from keras_dist_torch.sums import Start
 from keras_dist_torch.sums import Sum
@@ -58,7 +58,7 @@ class Order:
         wire = options.dtype
         self.early = tuple(self._part_of(b, wire) for b in self.buckets[:-1])
         for position, variable in enumerate(variables):
-            TorchStorage.of(variable).order = self, position
+            TorchRecord.of(variable).order = self, position
 
     def _part_of(self, positions: Sequence[int], wire: str | None) -> Part:
         """Describes the message for a bucket that is not the last."""
@@ -70,7 +70,7 @@ class Order:
         return size, dtype
 
     def is_of(self, variables: Sequence[keras.Variable]) -> bool:
-        places = [TorchStorage.of(variable).order for variable in variables]
+        places = [TorchRecord.of(variable).order for variable in variables]
         return places == [(self, i) for i in range(len(self.likes))]
 
 
@@ -194,7 +194,7 @@ class Overlap:
 
     def watch(self, variable: Any, leaf: torch.Tensor, replica: int) -> None:
         """Sends a variable's bucket once replicas' leaves have gradients."""
-        order, position = TorchStorage.of(variable).order
+        order, position = TorchRecord.of(variable).order
         if order is None or not order.is_early or len(order.buckets) == 1:
             return
 
@@ -216,7 +216,7 @@ class Overlap:
         if not variables:
             return []
         own, weight = self._local_sum(here, weights)
-        order, _ = TorchStorage.of(variables[0]).order
+        order, _ = TorchRecord.of(variables[0]).order
         if order is None or not order.is_of(variables):
             order = Order(variables, self._workers.options)
         sent = self._sent.pop(order, [])

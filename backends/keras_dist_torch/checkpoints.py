@@ -28,9 +28,9 @@ from keras_dist.core.context import replaced
 from keras_dist.internals.hooks import Hook
 from keras_dist.internals.hooks import Hooks
 from keras_dist.internals.hooks import seen_warnings
+from keras_dist.plugin.capabilities import Writing
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.powers import Writing
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.record import TorchRecord
 
 
 def save(
@@ -135,7 +135,7 @@ def restore(
 
 
 def _value_of(variable: keras.Variable) -> torch.Tensor:
-    kept = TorchStorage.of(variable).tensor
+    kept = TorchRecord.of(variable).tensor
     if not isinstance(kept, DTensor):
         kept = variable.value
     return kept.detach()
@@ -143,7 +143,7 @@ def _value_of(variable: keras.Variable) -> torch.Tensor:
 
 def _to_fill(variable: keras.Variable) -> torch.Tensor:
     """Returns a tensor to read into: the variable's own if it is in parts."""
-    kept = TorchStorage.of(variable).tensor
+    kept = TorchRecord.of(variable).tensor
     if isinstance(kept, DTensor):
         return kept.detach()
     with keras.device("cpu"):

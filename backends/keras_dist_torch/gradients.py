@@ -16,7 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.keras_saveables import all_variables
@@ -25,11 +25,11 @@ from keras_dist.replica.gradients import with_weighed_gradient
 from keras_dist.replica.state import ReplicaStep
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import current_step
+from keras_dist_torch.loss_weighting import WeighsLosses
+from keras_dist_torch.loss_weighting import check_not_in_function
+from keras_dist_torch.loss_weighting import refuse_derivatives
+from keras_dist_torch.loss_weighting import weighing_replica
 from keras_dist_torch.torch_internals import CLIPS
-from keras_dist_torch.weighing import WeighsLosses
-from keras_dist_torch.weighing import check_not_in_function
-from keras_dist_torch.weighing import refuse_derivatives
-from keras_dist_torch.weighing import weighing_replica
 
 
 def detached(leaf: Any) -> Any:
@@ -132,9 +132,9 @@ def hook_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
         if step is None:
             original(self, set_to_none)
             return
-        weighing = weighing_replica()
-        if weighing is not None:
-            weighing.zero_grad(self.trainable_variables)
+        loss_weighting = weighing_replica()
+        if loss_weighting is not None:
+            loss_weighting.zero_grad(self.trainable_variables)
         held = step.scope.state_mapping
         for variable in self.trainable_variables:
             leaf = held.get(id(variable))
@@ -191,7 +191,7 @@ def _is_variable(tensor: torch.Tensor, step: ReplicaStep) -> bool:
     )
 
 
-def _of_one_device(hook: Callable[..., Any], share: Share) -> Any:
+def _of_one_device(hook: Callable[..., Any], share: RowShard) -> Any:
     if share.weight == 1.0:
         return hook
 
@@ -261,12 +261,12 @@ def hook_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         check_not_in_function("backward")
-        weighing = weighing_replica()
-        if weighing is not None:
+        loss_weighting = weighing_replica()
+        if loss_weighting is not None:
             given = signature.bind(tensors, *args, **kwargs).arguments
             if given.get("create_graph") or given.get("inputs"):
                 refuse_derivatives("`backward` with `create_graph` or `inputs`")
-            weighing.backward(
+            loss_weighting.backward(
                 lambda weighed: original(weighed, *args, **kwargs), tensors
             )
             return

@@ -18,8 +18,8 @@ from keras_dist.internals.keras_internals import Trainer
 from keras_dist.plugin.front_end import bound
 from keras_dist.plugin.membership import is_alone_on_purpose
 from keras_dist_torch import chunks
-from keras_dist_torch import feeding
 from keras_dist_torch import gradients
+from keras_dist_torch import prefetch
 from keras_dist_torch.keras_internals import CustomGradient
 from keras_dist_torch.keras_internals import EpochIterator
 from keras_dist_torch.keras_internals import ParallelOptimizer
@@ -34,7 +34,7 @@ def table() -> Iterator[Hook]:
     name = "_initialize_with_initializer"
     yield Hook(keras.Variable, name, _hook_initialization, why)
     why = "batches are sent to a GPU while it computes"
-    yield Hook(EpochIterator, "_get_iterator", feeding.hook_batches, why)
+    yield Hook(EpochIterator, "_get_iterator", prefetch.hook_batches, why)
     why = "`zero_grad` clears the gradients of its replica"
     yield Hook(keras.Layer, "zero_grad", gradients.hook_zero_grad, why)
     why = "what would see, or change, one replica's gradient is refused"

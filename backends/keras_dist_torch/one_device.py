@@ -13,9 +13,9 @@ from keras_dist.core.device import Device
 from keras_dist.core.nests import map_nest
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.home import Home
+from keras_dist.plugin.storage import Storage
 from keras_dist.plugin.workers import Workers
-from keras_dist_torch import feeding
+from keras_dist_torch import prefetch
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.compiler import snapshot
 from keras_dist_torch.compiler import value_now
@@ -37,30 +37,30 @@ def keras_device(device: Device) -> contextlib.AbstractContextManager[Any]:
     return on_device(torch_device(device))
 
 
-class TorchHome(Home):
-    """The home of a variable on one device: every replica reads it there."""
+class TorchStorage(Storage):
+    """The storage of a variable on one device: every replica reads it there."""
 
     def __init__(
-        self, variable: keras.Variable, plan: Plan, keeper: Device
+        self, variable: keras.Variable, plan: Plan, parameter_device: Device
     ) -> None:
         super().__init__(variable)
         self._plan = plan
-        self._keeper = keeper
+        self._device = parameter_device
 
     @property
     def devices(self) -> tuple[Device, ...]:
         parameter = parameter_of(self.variable)
         if parameter is None:
-            return (self._keeper,)
+            return (self._device,)
         return tuple(
             device
             for device in self._plan.variable_devices
             if torch_device(device) == parameter.device
         )
 
-    def settle(self) -> None:
+    def place(self) -> None:
         parameter = parameter_of(self.variable)
-        device = torch_device(self._keeper)
+        device = torch_device(self._device)
         if parameter is not None and parameter.device != device:
             # The Parameter stays the same object: torch modules know it.
             parameter.data = parameter.data.to(device)
@@ -84,26 +84,26 @@ class TorchExecutor(Executor):
 
     @contextlib.contextmanager
     def execution_scope(self) -> Iterator[None]:
-        with keras_device(self.plan.primary), self._feeding():
+        with keras_device(self.plan.primary), self._prefetch():
             yield
 
-    def _feeding(self) -> contextlib.AbstractContextManager[None]:
+    def _prefetch(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context in which the batches of `fit` are sent ahead."""
-        return feeding.to_gpu(torch_device(self.plan.primary), self)
+        return prefetch.to_gpu(torch_device(self.plan.primary), self)
 
     def default_device(self) -> str | None:
         return device_scope()
 
-    def home(self, variable: keras.Variable) -> Home:
-        return TorchHome(variable, self.plan, self.plan.primary)
+    def storage(self, variable: keras.Variable) -> Storage:
+        return TorchStorage(variable, self.plan, self.plan.primary)
 
     def put(self, value: Any, device: Device) -> torch.Tensor:
         own = torch_device(device)
         if isinstance(value, torch.Tensor):
-            return feeding.sent(value, own)
+            return prefetch.sent(value, own)
         with keras.device("cpu"):
             tensor: torch.Tensor = ops.convert_to_tensor(value)
-        return feeding.sent(tensor, own)
+        return prefetch.sent(tensor, own)
 
     def bring(self, value: Any, index: int) -> Any:
         device = torch_device(self.plan.devices[index])

@@ -11,7 +11,7 @@ import keras
 import torch
 
 from keras_dist.core import nests
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
@@ -19,7 +19,7 @@ from keras_dist.plugin.threads import Round
 from keras_dist.replica.exchange import is_row_shaped
 from keras_dist.replica.state import current_replica
 from keras_dist.replica.state import outside_replicas
-from keras_dist_torch import feeding
+from keras_dist_torch import prefetch
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
@@ -42,7 +42,7 @@ class Run:
 
     round: Round
     group: ReplicaGroup
-    home: torch.device  # of the variables, where replicas meet
+    primary: torch.device  # of the variables, where replicas meet
     is_only: bool  # whether there is one replica
     is_one_device: bool
     moved: Transfers | None
@@ -83,7 +83,7 @@ class TorchReplica(BaseReplica):
     def __init__(
         self,
         index: int,
-        share: Share,
+        share: RowShard,
         position: int,
         device: torch.device,
         run: Run,
@@ -111,7 +111,7 @@ class TorchReplica(BaseReplica):
             with (
                 outside_replicas(),
                 torch.no_grad(),
-                on_device(run.home),
+                on_device(run.primary),
             ):
                 run.draws.compare(run.group.workers)
                 return fn(values)
@@ -120,7 +120,7 @@ class TorchReplica(BaseReplica):
         return result if run.is_one_device else move(result, self._device)
 
     def at_home(self, value: Any) -> Any:
-        return value.to(self._run.home)
+        return value.to(self._run.primary)
 
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         parameter = parameter_of(variable)
@@ -206,7 +206,7 @@ def cut(batch: Any, rows: slice, device: torch.device) -> Any:
         # `data`, because slices of one tensor share a version counter: autograd
         # would take an in-place change of one, as Keras makes to weights, for
         # a change of the others.
-        return feeding.sent(own.data, device)
+        return prefetch.sent(own.data, device)
 
     return nests.map_nest(part, batch)
 

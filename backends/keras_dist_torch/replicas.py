@@ -15,7 +15,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import Owners
 from keras_dist.core.plan import Plan
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import UnequalLengths
 from keras_dist.core.rows import bounds
 from keras_dist.core.rows import ranges
@@ -30,9 +30,9 @@ from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import group_of
 from keras_dist.plugin.runner import StepRunner
-from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.threads import LockstepThreads
 from keras_dist.plugin.threads import Round
-from keras_dist_torch import feeding
+from keras_dist_torch import prefetch
 from keras_dist_torch import transfers
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.buckets import carries_numbers
@@ -41,7 +41,7 @@ from keras_dist_torch.draws import States
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.one_device import TorchExecutor
-from keras_dist_torch.one_device import TorchHome
+from keras_dist_torch.one_device import TorchStorage
 from keras_dist_torch.one_device import keras_device
 from keras_dist_torch.one_device import torch_device
 from keras_dist_torch.replica import Run
@@ -62,16 +62,18 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 
     def __init__(self, plan: Plan, workers: TorchWorkers | None = None) -> None:
         super().__init__(plan, workers)
-        self._home = torch_device(plan.primary)
+        self._primary = torch_device(plan.primary)
         self._devices = [torch_device(device) for device in plan.devices]
-        self._is_one_device = {self._home, *self._devices} == {self._home}
+        self._is_one_device = {self._primary, *self._devices} == {self._primary}
         self._are_away = [
             transfers.are_apart(device, plan.primary) for device in plan.devices
         ]
         self._open: set[Transfers] = set()
         self._unequal = UnequalLengths()
         # `torch.compile` must not trace threads.
-        self._run_threads = torch._dynamo.disable(BatonPool(capture_thread).run)
+        self._run_threads = torch._dynamo.disable(
+            LockstepThreads(capture_thread).run
+        )
 
     def prepare(self, model: keras.Model) -> None:
         for layer in model._flatten_layers():
@@ -109,7 +111,9 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             taken = slice(own.start, max(own.stop, 1)) if alike else slice(None)
             return cut(batch, taken, self._devices[index])
 
-        shares = [Share(len(own), lengths[0], own.start) for _, own in members]
+        shares = [
+            RowShard(len(own), lengths[0], own.start) for _, own in members
+        ]
 
         def once(may_repeat: bool) -> list[T]:
             if places is not None:
@@ -140,18 +144,18 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                 return once(False)
 
     def _overlapping(
-        self, shares: Sequence[Share]
+        self, shares: Sequence[RowShard]
     ) -> contextlib.AbstractContextManager[Overlap | None]:
         """Returns a context in which gradients leave when they are there."""
         if self.workers is None:
             return contextlib.nullcontext()
         weights = [share.weight for share in shares]
-        return Overlap(self.workers, self._home, weights)
+        return Overlap(self.workers, self._primary, weights)
 
-    def _feeding(self) -> contextlib.AbstractContextManager[None]:
+    def _prefetch(self) -> contextlib.AbstractContextManager[None]:
         # Each replica's rows are sent when its step begins.
         is_gpu = any(device.type == "cuda" for device in self._devices)
-        return feeding.from_host() if is_gpu else contextlib.nullcontext()
+        return prefetch.from_host() if is_gpu else contextlib.nullcontext()
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         lengths = lengths_of(batch)
@@ -220,7 +224,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             run = Run(
                 round_,
                 group,
-                self._home,
+                self._primary,
                 len(members) == 1,
                 self._is_one_device,
                 moved,
@@ -245,7 +249,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             yield None
             return
         moved = Transfers(
-            self._home,
+            self._primary,
             [
                 self._devices[index] if self._are_away[index] else None
                 for index in members
@@ -277,9 +281,9 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
     ) -> list[Any]:
         here = self.arrived(replica, gradients)
         if self.workers is None:
-            return weighted_sum(here, weights, self._home)
+            return weighted_sum(here, weights, self._primary)
         assert isinstance(replica, TorchReplica)
-        overlap = replica.overlap or Overlap(self.workers, self._home)
+        overlap = replica.overlap or Overlap(self.workers, self._primary)
         return overlap.sum(gradients, here, weights, variables, numbers)
 
     def arrived(
@@ -331,14 +335,14 @@ def _noted(note: str) -> Iterator[None]:
         raise
 
 
-class TorchCentralHome(TorchHome):
-    """The home of a variable that belongs to one of the parameter devices."""
+class TorchCentralStorage(TorchStorage):
+    """The storage of a single copy, on one of the parameter devices."""
 
     kind = "central"
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        return (self._keeper,)
+        return (self._device,)
 
 
 class TorchCentralExecutor(TorchReplicaExecutor):
@@ -365,8 +369,10 @@ class TorchCentralExecutor(TorchReplicaExecutor):
         """
         return self._devices[0]
 
-    def home(self, variable: keras.Variable) -> TorchCentralHome:
-        return TorchCentralHome(variable, self.plan, self._owners.of(variable))
+    def storage(self, variable: keras.Variable) -> TorchCentralStorage:
+        return TorchCentralStorage(
+            variable, self.plan, self._owners.of(variable)
+        )
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable

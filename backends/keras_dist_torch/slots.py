@@ -32,14 +32,14 @@ from keras_dist_torch.flat import Division
 from keras_dist_torch.flat import numbers_on
 from keras_dist_torch.flat import scalars_on
 from keras_dist_torch.gradients import weighted_sum
-from keras_dist_torch.in_parts import PartsExecutor
 from keras_dist_torch.keras_internals import ParallelOptimizer
 from keras_dist_torch.keras_internals import tensor_of
-from keras_dist_torch.parts import as_parts
-from keras_dist_torch.parts import division_of
-from keras_dist_torch.parts import parts_scope
-from keras_dist_torch.parts_hooks import table_of_updates
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.record import TorchRecord
+from keras_dist_torch.sharded import ShardedExecutor
+from keras_dist_torch.shards import as_shards
+from keras_dist_torch.shards import division_of
+from keras_dist_torch.shards import shards_scope
+from keras_dist_torch.shards_hooks import table_of_updates
 
 
 @as_hook
@@ -57,7 +57,7 @@ def _hook_apply(
 
 
 def _executor_of(optimizer: Any, variables: Any) -> "SlotsExecutor | None":
-    if current_replica() is not None or parts_scope() is not None:
+    if current_replica() is not None or shards_scope() is not None:
         return None
     for variable in variables or trainable_variables(optimizer):
         strategy = vars(variable).get("distribute_strategy")
@@ -73,7 +73,7 @@ def _table() -> Iterator[Hook]:
         yield Hook(cls, "apply", _hook_apply, why)
 
 
-class SlotsExecutor(PartsExecutor):
+class SlotsExecutor(ShardedExecutor):
     """Workers that each update a part of each variable, and keep its slots."""
 
     hooks = Hooks(_table)
@@ -87,19 +87,19 @@ class SlotsExecutor(PartsExecutor):
         numbers: Sequence[Any] = (),
     ) -> list[Any]:
         here = self.arrived(replica, gradients)
-        own = weighted_sum(here, weights, self._home)
+        own = weighted_sum(here, weights, self._primary)
         return self._scattered(own, variables, numbers)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         trained = trainable_variables(optimizer)
-        if not self.workers.may_share_tensors(self._home.type):
+        if not self.workers.may_share_tensors(self._primary.type):
             _check_sends_nothing(optimizer, trained)
         pairs = zip(trained, self._divisions(trained), strict=True)
         cut = [(v, division) for v, division in pairs if division.is_cut]
         try:
             views = [(v, self._view(v, division)) for v, division in cut]
-            with self._updating_parts(optimizer, views):
+            with self._updating_shards(optimizer, views):
                 yield
         finally:
             # After an error, too: each worker may have changed its parts.
@@ -123,7 +123,7 @@ class SlotsExecutor(PartsExecutor):
             _check_gradient(optimizer, *pair)
         self._check_alike(optimizer, [g for g, _ in pairs if g is not None])
         own = [
-            as_parts(each.part(g), each, self._mesh)
+            as_shards(each.part(g), each, self._mesh)
             if g is not None and each.is_cut
             else g
             for g, each in zip(
@@ -157,18 +157,18 @@ class SlotsExecutor(PartsExecutor):
     def _divisions(self, variables: Sequence[keras.Variable]) -> list[Any]:
         """Returns the `Division` of each variable, or `Whole`."""
         return [
-            TorchStorage.of(each).division or division_of(each, self.workers)
+            TorchRecord.of(each).division or division_of(each, self.workers)
             for each in variables
         ]
 
     def _view(self, variable: keras.Variable, division: Division) -> DTensor:
         """Returns a `DTensor` that shares a variable's memory."""
-        storage, whole = TorchStorage.of(variable), tensor_of(variable)
-        if storage.parts is None or storage.address != whole.data_ptr():
+        record, whole = TorchRecord.of(variable), tensor_of(variable)
+        if record.parts is None or record.address != whole.data_ptr():
             own = division.part(whole)
-            storage.parts = as_parts(own, division, self._mesh)
-            storage.address = whole.data_ptr()
-        return storage.parts
+            record.parts = as_shards(own, division, self._mesh)
+            record.address = whole.data_ptr()
+        return record.parts
 
     def _scattered(
         self,
@@ -195,7 +195,7 @@ class SlotsExecutor(PartsExecutor):
                 if is_there:
                     found[i] = divisions[i].from_row(own)
                 if is_there and divisions[i].is_cut:
-                    found[i] = as_parts(found[i], divisions[i], self._mesh)
+                    found[i] = as_shards(found[i], divisions[i], self._mesh)
         return found + totals
 
     def _rows(

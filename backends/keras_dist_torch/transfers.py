@@ -19,7 +19,7 @@ from keras_dist_torch.flat import Arrangement
 from keras_dist_torch.flat import sent_together
 from keras_dist_torch.keras_internals import tensor_of
 from keras_dist_torch.one_device import torch_device
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.record import TorchRecord
 
 # Bytes; gradients are sent in pieces of at most this size, or of one larger
 # gradient. A piece is a copy beside the gradients, on the replica's device,
@@ -50,7 +50,7 @@ class Pack:
         for index, (variable, parameter, view) in enumerate(each):
             # The Parameter stays the same object: torch modules know it.
             parameter.data = view.copy_(parameter.data)
-            TorchStorage.of(variable).pack = self, index
+            TorchRecord.of(variable).pack = self, index
             self._addresses.append(parameter.data_ptr())
 
     def holds(self, index: int, parameter: torch.Tensor) -> bool:
@@ -82,12 +82,12 @@ class Pack:
 
 
 class Transfers:
-    """Copies of one round between `home` and the devices in `away`, if any."""
+    """Copies of one round between `primary` and devices in `away`, if any."""
 
     def __init__(
-        self, home: torch.device, away: Sequence[torch.device | None]
+        self, primary: torch.device, away: Sequence[torch.device | None]
     ) -> None:
-        self._home = home
+        self._primary = primary
         self._away = away
         # Events of unfinished copies.
         self._pending: list[Any] = []
@@ -154,7 +154,7 @@ class Transfers:
         present = [gradient for gradient in own if gradient is not None]
         sizes = [gradient.nbytes for gradient in present]
         views = in_packs(
-            lambda piece: sent_together(piece, self._home),
+            lambda piece: sent_together(piece, self._primary),
             packs([device] * len(present), sizes, PIECE),
             present,
         )
@@ -173,12 +173,12 @@ class Transfers:
         if may_pack and (loose or len(packs) > 1):
             packed = [v for pack in packs for v in pack.variables]
             everything = {id(v): v for v in [*packed, *loose]}
-            Pack(list(everything.values()), self._home)
+            Pack(list(everything.values()), self._primary)
 
 
 def _pack_of(variable: keras.Variable) -> tuple[Pack | None, int]:
     """Returns the pack of a variable and its position, `None` without one."""
-    pack, index = TorchStorage.of(variable).pack
+    pack, index = TorchRecord.of(variable).pack
     if pack is None or not pack.holds(index, tensor_of(variable)):
         return None, 0
     return pack, index

@@ -1,8 +1,9 @@
 """Layers whose variables FSDP gathers together, when the layer is called.
 
-Large variables are parameters of a `Live` module of their layer. A unit is a
-layer, with layers in it that are no units: it has `LEAST_BYTES` in parts, or
-it is a layer of a model, or it computes in another dtype than its unit would.
+Large variables are parameters of a `ShardedParameters` module of their layer. A
+unit is a layer, with layers in it that are no units: it has `LEAST_BYTES` in
+shards, or it is a layer of a model, or it computes in another dtype than its
+unit would.
 FSDP gathers the values in the dtype that layers compute in. Variables that are
 read elsewhere are gathered there.
 """
@@ -31,8 +32,8 @@ from keras_dist_torch.keras_internals import own_layers
 from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.keras_internals import parameters_of
 from keras_dist_torch.keras_internals import set_parameters
-from keras_dist_torch.parts import is_in_parts
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.record import TorchRecord
+from keras_dist_torch.shards import is_sharded
 
 # Bytes of a layer inside of another layer that are worth a gather.
 LEAST_BYTES = 1 << 22
@@ -40,7 +41,7 @@ LEAST_BYTES = 1 << 22
 _NO_DTYPES = torch.float32, torch.float32
 
 
-class Live(torch.nn.Module):
+class ShardedParameters(torch.nn.Module):
     """A layer's variables in parts: a parameter set here is the variable's.
 
     It stands for the dictionary in which Keras has a layer's parameters.
@@ -57,10 +58,10 @@ class Live(torch.nn.Module):
             super().__setattr__(name, value)
             return
         self._parameters[name] = value
-        storage = TorchStorage.of(variable)
-        storage.tensor = value
+        record = TorchRecord.of(variable)
+        record.tensor = value
         if isinstance(value, DTensor):
-            storage.parts = value
+            record.parts = value
 
     def __contains__(self, path: str) -> bool:
         return True  # so that Keras adds nothing
@@ -71,7 +72,7 @@ class Live(torch.nn.Module):
     def make_whole(self) -> None:
         """Makes parameters of the whole values, for FSDP to shard."""
         for name, variable in self.variables_by_name.items():
-            whole = TorchStorage.of(variable).parts.detach().full_tensor()
+            whole = TorchRecord.of(variable).parts.detach().full_tensor()
             parameter = torch.nn.Parameter(whole, variable.trainable)
             self.register_parameter(name, parameter)
 
@@ -90,9 +91,9 @@ def shard_layers(
     layers = new_layers(model)
     for layer in layers:
         _show_layers(layer)
-        set_parameters(layer, Live(_in_parts(layer)))
+        set_parameters(layer, ShardedParameters(_in_parts(layer)))
         for inner in hidden_models(layer):
-            set_parameters(inner, Live([]))
+            set_parameters(inner, ShardedParameters([]))
     for unit, dtypes in _Units(layers).found:
         _shard(unit, dtypes, mesh, sum_of_rows)
     if state_of(model) is None:
@@ -106,7 +107,7 @@ def new_layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def is_live(layer: keras.Layer) -> bool:
-    return isinstance(parameters_of(layer), Live)
+    return isinstance(parameters_of(layer), ShardedParameters)
 
 
 def _is_new(layer: keras.Layer) -> bool:
@@ -114,7 +115,7 @@ def _is_new(layer: keras.Layer) -> bool:
 
 
 def _in_parts(layer: keras.Layer) -> list[keras.Variable]:
-    return [*filter(is_in_parts, own_variables(layer))]
+    return [*filter(is_sharded, own_variables(layer))]
 
 
 def _show_layers(layer: keras.Layer) -> None:
@@ -204,9 +205,9 @@ def _shard(
         module.register_forward_hook(forget_order)
 
 
-def _lives(module: torch.nn.Module) -> Iterator[Live]:
+def _lives(module: torch.nn.Module) -> Iterator[ShardedParameters]:
     """Yields the variables of a module that no unit in it has."""
-    if isinstance(module, Live):
+    if isinstance(module, ShardedParameters):
         yield module
     for child in module._modules.values():
         if child is not None and state_of(child) is None:

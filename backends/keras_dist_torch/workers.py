@@ -78,7 +78,7 @@ class TorchWorkers(Workers):
         self._beats = Heartbeats(
             cluster,
             StoreBoard(connect(cluster, self._timeout)),
-            keeper=0,
+            server=0,
             silence=min(SILENCE, self._timeout),
             on_loss=self._abort,
         )

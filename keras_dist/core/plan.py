@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_dist.core.device import Device
-from keras_dist.core.storage import Storage
+from keras_dist.core.record import VariableRecord
 from keras_dist.core.variable_layouts import VariableLayouts
 
 
@@ -133,7 +133,7 @@ class Plan:
         return self.variable_devices[0]
 
     @property
-    def keepers(self) -> tuple[Device, ...]:
+    def parameter_devices(self) -> tuple[Device, ...]:
         """The devices of variables with a single copy; else empty."""
         return self.variable_devices if self.is_central else ()
 
@@ -150,8 +150,8 @@ class Plan:
             text += ", with sharded variables"
         elif self.shards_optimizer:
             text += ", with a sharded optimizer state"
-        if self.keepers:
-            names = ", ".join(map(str, self.keepers))
+        if self.parameter_devices:
+            names = ", ".join(map(str, self.parameter_devices))
             text += f", variables on {names}"
         if self.cluster is not None:
             text += f" of worker {self.cluster.index} of {self.num_workers}"
@@ -171,7 +171,7 @@ class Owners:
 
     def of(self, variable: keras.Variable) -> Device:
         """Returns a variable's device; the first one until it has a shape."""
-        device: Device | None = Storage.of(variable).owner
+        device: Device | None = VariableRecord.of(variable).owner
         if device in self._num_bytes:
             return device
         first = next(iter(self._num_bytes))
@@ -182,7 +182,7 @@ class Owners:
         return self._give(variable, device)
 
     def _give(self, variable: keras.Variable, device: Device) -> Device:
-        Storage.of(variable).owner = device
+        VariableRecord.of(variable).owner = device
         self._num_bytes[device] += num_bytes(variable)
         return device
 

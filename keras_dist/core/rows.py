@@ -19,7 +19,7 @@ from keras_dist.core.nests import named_leaves
 
 
 @dataclass(frozen=True)
-class Share:
+class RowShard:
     """One replica's rows of a step's global batch.
 
     Args:
@@ -90,7 +90,7 @@ class Share:
 
 
 # The share in a replica function: its batch is split already.
-WHOLE = Share(1, 1)
+WHOLE = RowShard(1, 1)
 
 
 def bounds(total: Any, parts: int) -> list[Any]:

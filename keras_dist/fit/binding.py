@@ -24,18 +24,18 @@ from keras_dist.fit.steps import prepare_steps
 from keras_dist.fit.workers import chief_saves
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import loops
-from keras_dist.fit.workers import together
+from keras_dist.fit.workers import sync
 from keras_dist.fit.workers.agreement import Facts
-from keras_dist.fit.workers.backup import refuse_parts
+from keras_dist.fit.workers.backup import refuse_shards
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.internals.keras_random import is_seed
+from keras_dist.plugin.capabilities import check_state_shards
 from keras_dist.plugin.chief_only import check_all_come
 from keras_dist.plugin.front_end import BOUND
-from keras_dist.plugin.powers import check_state_shards
 from keras_dist.plugin.recorder import of_its_own
 from keras_dist.plugin.runner import StepRunner
 from keras_dist.plugin.workers import raise_explained
@@ -76,9 +76,9 @@ def claim_variables(
     workers = strategy.executor.workers
     if workers is not None:
         # Before variables are in parts, which have no value here.
-        together.take_chiefs_values(together.not_taken(variables), workers)
+        sync.take_chiefs_values(sync.not_taken(variables), workers)
     for variable in variables:
-        strategy.executor.home(variable).settle()
+        strategy.executor.storage(variable).place()
 
 
 def _check_layout(variable: keras.Variable, strategy: StrategyBase) -> None:
@@ -264,7 +264,7 @@ class Binding:
             executor = self.strategy.executor
             workers = executor.workers
             if workers is None and name == "fit":
-                refuse_parts(model, kwargs.get("callbacks"))
+                refuse_shards(model, kwargs.get("callbacks"))
             if workers is not None and not each_batch:
                 entry = Entry(name, model, executor, args, kwargs)
                 call, agree = entry.run, entry.agree
@@ -311,7 +311,7 @@ class Binding:
                 self._prepare(is_new)
                 if executor.workers is not None and not each_batch:
                     variables = keras_saveables.all_variables(model)
-                    together.take_chiefs_values(variables, executor.workers)
+                    sync.take_chiefs_values(variables, executor.workers)
                     for variable in variables:
                         executor.workers.assigned.pop(id(variable), None)
                 with loops.in_run(executor.workers):

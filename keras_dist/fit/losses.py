@@ -18,7 +18,7 @@ from keras import ops
 
 from keras_dist.core import context
 from keras_dist.core import nests
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import scaled
 from keras_dist.core.rows import scaled_gradient
 from keras_dist.internals import keras_internals
@@ -215,7 +215,7 @@ def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
     return nests.pack(value, leaves)
 
 
-def _tied(rows: Any, own: Any, share: Share) -> Any:
+def _tied(rows: Any, own: Any, share: RowShard) -> Any:
     """Returns all rows, with a way for the backward pass to a replica that has
     none of them."""
     has_none = isinstance(share.rows, int) and not share.rows
@@ -225,7 +225,7 @@ def _tied(rows: Any, own: Any, share: Share) -> Any:
     return _masked_as(rows, tied)
 
 
-def _counted(leaf: Any, share: Share) -> Any:
+def _counted(leaf: Any, share: RowShard) -> Any:
     if not exchange.is_float(leaf) or not keras.ops.is_tensor(leaf):
         return leaf
     return _masked_as(leaf, scaled_gradient(leaf, share.inverse))

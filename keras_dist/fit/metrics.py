@@ -17,7 +17,7 @@ from keras import ops
 from keras_dist.core import nests
 from keras_dist.core.context import replaced
 from keras_dist.core.packing import places
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import scaled
 from keras_dist.errors import MetricMergeError
 from keras_dist.errors import ReplicaDivergenceError
@@ -84,7 +84,7 @@ class Additions:
 
 Update = MetricUpdate | Additions
 # The leaves of a replica's updates, its rows, and what it has assigned.
-_Given = tuple[list[Any], Share, Writes]
+_Given = tuple[list[Any], RowShard, Writes]
 
 
 def hook_metrics(metrics: Sequence[keras.metrics.Metric]) -> None:
@@ -158,7 +158,7 @@ def _settled(
     step: ReplicaStep,
     update: MetricUpdate,
     each: list[list[Any]],
-    shares: list[Share],
+    shares: list[RowShard],
 ) -> tuple[Update, list[list[Any]]]:
     """Returns an update and each replica's leaves for it."""
     assert update.place is not None

@@ -20,7 +20,7 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals.hooks import as_hook
 from keras_dist.internals.hooks import overrides
 from keras_dist.internals.keras_optimizers import trainable_variables
-from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.plugin.capabilities import UpdatesShards
 from keras_dist.replica import exchange
 from keras_dist.replica import state
 
@@ -93,8 +93,8 @@ def _update_together(
                 optimizer.build(variables)
         runner = step.runner
         weights = [share.weight for share in shares]
-        if isinstance(runner, UpdatesParts):
-            runner.update_parts(optimizer, gradients, weights, variables)
+        if isinstance(runner, UpdatesShards):
+            runner.update_shards(optimizer, gradients, weights, variables)
         else:
             own = variables
             if own is None:

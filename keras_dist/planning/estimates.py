@@ -107,7 +107,9 @@ class Placement:
     """The devices of a worker that compute, and those that keep variables."""
 
     devices: tuple[str, ...]
-    keepers: tuple[str, ...] = ()  # of the only copy; else each device has one
+    parameter_devices: tuple[
+        str, ...
+    ] = ()  # of the only copy; else each device has one
     num_workers: int = 1
     split: str | None = None  # `SLOTS_SPLIT`, `ALL_SPLIT`, or nothing
     num_logical: int = 1  # devices of each replica
@@ -119,7 +121,7 @@ class Placement:
     @property
     def all_devices(self) -> tuple[str, ...]:
         """A worker's devices: those that compute, then those that only keep."""
-        return tuple(dict.fromkeys((*self.devices, *self.keepers)))
+        return tuple(dict.fromkeys((*self.devices, *self.parameter_devices)))
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,8 @@ def memory(
     load: Load, placement: Placement, activations: int = 0
 ) -> dict[str, Memory]:
     """Returns the memory of each device; equal parts on parameter devices."""
-    keepers = placement.keepers
-    if not keepers:
+    parameter_devices = placement.parameter_devices
+    if not parameter_devices:
         count = placement.num_replicas
         state = load.optimizer(count if placement.split else 1)
         each = Memory(load.weights, state, 0, load.trainable, activations)
@@ -160,8 +162,8 @@ def memory(
         return dict.fromkeys(placement.devices, each)
     result = {}
     for name in placement.all_devices:
-        computes, keeps = name in placement.devices, name in keepers
-        own = 1 / len(keepers) if keeps else 0.0
+        computes, keeps = name in placement.devices, name in parameter_devices
+        own = 1 / len(parameter_devices) if keeps else 0.0
         result[name] = Memory(
             math.ceil(own * load.weights),
             math.ceil(own * load.optimizer()),
@@ -207,8 +209,8 @@ def transfers(
     With several logical devices, the load is that of all of a replica's, each
     of which sums its own gradients with those of the other replicas'.
     """
-    if placement.keepers:
-        local = _to_and_from_keepers(load, placement, kept)
+    if placement.parameter_devices:
+        local = _to_and_from_parameter_devices(load, placement, kept)
     else:
         local = _all_reduce(
             load.trainable, placement, placement.devices, "devices"
@@ -249,16 +251,16 @@ def _all_reduce(
     )
 
 
-def _to_and_from_keepers(
+def _to_and_from_parameter_devices(
     load: Load, placement: Placement, kept: Mapping[str, Kept] | None
 ) -> tuple[Transfer, ...]:
-    devices, keepers = placement.devices, placement.keepers
+    devices, parameter_devices = placement.devices, placement.parameter_devices
     if kept is None:
-        count = len(keepers)
+        count = len(parameter_devices)
         part = Kept(
             math.ceil(load.weights / count), math.ceil(load.trainable / count)
         )
-        kept = dict.fromkeys(keepers, part)
+        kept = dict.fromkeys(parameter_devices, part)
     parameters = {
         name: part.weights * sum(device != name for device in devices)
         for name, part in kept.items()

@@ -93,9 +93,9 @@ class Choice:
         workers = self.workers or (2 if self.strategy == "multi-worker" else 1)
         count = self.devices or (1 if self.strategy == "one-device" else 8)
         devices = tuple(f"device {i}" for i in range(count))
-        keepers: tuple[str, ...] = ("parameter device",)
+        parameter_devices: tuple[str, ...] = ("parameter device",)
         if self.parameter_devices > 1:
-            keepers = tuple(
+            parameter_devices = tuple(
                 f"parameter device {i}" for i in range(self.parameter_devices)
             )
         known = {
@@ -106,7 +106,7 @@ class Choice:
             },
         }
         if workers == 1:
-            known["central"] = Placement(devices, keepers)
+            known["central"] = Placement(devices, parameter_devices)
         return known
 
 
@@ -183,8 +183,10 @@ def _beside(load: Load, choice: Choice, activations: int) -> Table:
         of_devices = memory(load, placement, activations)
         computing = of_devices[placement.devices[0]]
         keeping = ""
-        if placement.keepers:
-            keeping = tables.bytes_text(of_devices[placement.keepers[0]].most)
+        if placement.parameter_devices:
+            keeping = tables.bytes_text(
+                of_devices[placement.parameter_devices[0]].most
+            )
         made.add_row(
             Text(name, style="bold" if name == choice.title else ""),
             tables.bytes_text(computing.kept),

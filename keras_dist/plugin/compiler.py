@@ -61,7 +61,7 @@ class Compiler(ABC):
             return self.run(strategy, function, args, kwargs)
 
         what = f"the compiled function '{function.name}'"
-        result = call.together(what, run_together, (args, kwargs))
+        result = call.sync(what, run_together, (args, kwargs))
         return call.replica.own(result)
 
     def scan(

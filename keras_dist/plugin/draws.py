@@ -11,7 +11,7 @@ from typing import NamedTuple
 from keras import ops
 
 from keras_dist.core.context import replaced
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.internals import keras_random
 
 
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
         return whole[(*before, slice(self.start, self.start + self.size))]
 
 
-def rows_at(axis: int, shape: Sequence[Any], share: Share) -> Rows:
+def rows_at(axis: int, shape: Sequence[Any], share: RowShard) -> Rows:
     """Returns a part with one or several values for each row along an axis."""
     rows, start = share.rows, share.start
     if not isinstance(rows, int):
@@ -76,7 +76,7 @@ def rows_at(axis: int, shape: Sequence[Any], share: Share) -> Rows:
 
 def rows_by_size(
     shape: Sequence[Any],
-    share: Share,
+    share: RowShard,
     may_be_rows: Callable[[Any], bool] = lambda size: True,
 ) -> Rows | None:
     """Finds the axis of rows of what is drawn; `None` if it has no rows.
@@ -100,7 +100,7 @@ def rows_by_size(
     return None
 
 
-def _checked(found: Rows, share: Share) -> Rows:
+def _checked(found: Rows, share: RowShard) -> Rows:
     """Returns the whole for a size that is no multiple of the rows."""
     rows = ops.maximum(share.rows, 1)
     is_multiple = ops.equal(found.size // rows * rows, found.size)
@@ -287,13 +287,13 @@ Drawer = Callable[[Draw], Any]
 
 
 def draw_by_size(
-    draw: Draw, share: Share, gather: Callable[[Any, int], Any]
+    draw: Draw, share: RowShard, gather: Callable[[Any, int], Any]
 ) -> Any:
     """Draws for all rows, and returns a share's. Sizes tell what has rows.
 
     Args:
         draw: `Draw`.
-        share: `Share`.
+        share: `RowShard`.
         gather: As for `Draw.gathered`.
     """
     rows = rows_by_size(draw.shape, share)

@@ -25,8 +25,8 @@ from keras_dist.core.values import PerReplica
 from keras_dist.internals.hooks import Hooks
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.front_end import HOOKS
-from keras_dist.plugin.home import Home
 from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.plugin.storage import Storage
 from keras_dist.plugin.workers import Workers
 from keras_dist.plugin.workers import total_of
 
@@ -79,7 +79,7 @@ class Executor(ABC):
         return None
 
     @abstractmethod
-    def home(self, variable: keras.Variable) -> Home:
+    def storage(self, variable: keras.Variable) -> Storage:
         """Returns the place where a variable of the strategy rests."""
 
     def creating_beside(
@@ -99,7 +99,7 @@ class Executor(ABC):
         """Notes that a new variable was made for a reference variable.
 
         An optimizer's slots are, each for a variable that it updates. A new
-        variable has no home yet.
+        variable has no storage yet.
         """
 
     @property

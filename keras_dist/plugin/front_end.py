@@ -99,7 +99,7 @@ class CallOfReplica(Protocol):
     strategy: Any
     replica: Any
 
-    def together(
+    def sync(
         self, what: str, fn: Callable[[list[Any]], Any], value: Any
     ) -> Any:
         """Calls `fn` once with each replica's `value`; returns its result."""

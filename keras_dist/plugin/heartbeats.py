@@ -218,7 +218,7 @@ class SignsOfLife(ABC):
 class Heartbeats(SignsOfLife):
     """Signs of life that tell when a worker was silent for too long.
 
-    If the board can't be reached, its `keeper` is lost: the worker that serves
+    If the board can't be reached, its `server` is lost: the worker that serves
     it, or `None`. A loss, or workers that are apart, call `on_loss` once, in a
     thread.
     """
@@ -227,13 +227,13 @@ class Heartbeats(SignsOfLife):
         self,
         cluster: Cluster,
         board: Blackboard,
-        keeper: int | None,
+        server: int | None,
         silence: float = SILENCE,
         on_loss: Callable[[], None] = lambda: None,
     ) -> None:
         interval = min(INTERVAL, silence / 5)
         super().__init__(cluster, board, interval, silence / 2)
-        self._keeper = keeper
+        self._server = server
         self._silence = silence
         self._on_loss = on_loss
         self._own_reason = ""
@@ -268,8 +268,8 @@ class Heartbeats(SignsOfLife):
                 found.append(f"{self._name(index)} {self._reason(index)}")
             elif is_silent and not self._runs(index):
                 found.append(f"{self._name(index)} gives no sign of life")
-        if self._is_gone and self._keeper is not None:
-            return f"{self._name(self._keeper)} can't be reached"
+        if self._is_gone and self._server is not None:
+            return f"{self._name(self._server)} can't be reached"
         return "; ".join(found)
 
     def _reason(self, index: int) -> str:

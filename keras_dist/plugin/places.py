@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.plugin.draws import rows_by_size
 
 # In place of an axis: replicas draw unequally much, or it is not known.
@@ -107,7 +107,7 @@ class Places:
                 self.is_open = True
 
     def axis(
-        self, position: int, place: str, shape: list[int], share: Share
+        self, position: int, place: str, shape: list[int], share: RowShard
     ) -> int | None:
         """Notes what a replica draws, and returns the axis of its rows.
 

@@ -21,7 +21,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.reduction import check_gather
 from keras_dist.core.reduction import check_shapes
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals.keras_internals import in_tf_graph
@@ -69,7 +69,7 @@ class ReplicaGroup:
 
     workers: Workers | None = None
     first: int = 0  # of this worker's replicas, among all
-    shares: tuple[Share, ...] = ()  # of each worker
+    shares: tuple[RowShard, ...] = ()  # of each worker
     # What replicas have assigned alike, by variable.
     agreed: dict[int, Any] = field(default_factory=dict, compare=False)
 
@@ -86,7 +86,7 @@ def group_of(
     each = plan.num_local_replicas
     ends = edges[::each]
     shares = tuple(
-        Share(stop - start, edges[-1])
+        RowShard(stop - start, edges[-1])
         for start, stop in zip(ends[:-1], ends[1:], strict=True)
     )
     return ReplicaGroup(workers, plan.first_replica, shares)
@@ -97,7 +97,7 @@ class Replica(ABC):
 
     Args:
         index: Integer, its position among the replicas of this worker.
-        share: `Share`, its rows of the step's batch.
+        share: `RowShard`, its rows of the step's batch.
         group: `ReplicaGroup`, the workers that this one is among.
     """
 
@@ -107,7 +107,7 @@ class Replica(ABC):
     is_only = False
 
     def __init__(
-        self, index: int, share: Share, group: ReplicaGroup = ALONE
+        self, index: int, share: RowShard, group: ReplicaGroup = ALONE
     ) -> None:
         self.index = index
         self.share = share

@@ -164,7 +164,7 @@ class Round:
         self._result = self._hold(values)
 
 
-class BatonPool:
+class LockstepThreads:
     """A pool of replica threads for nested rounds.
 
     A function that runs at a rendezvous may run replicas again while the

@@ -20,7 +20,7 @@ from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import combine
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.bodies import NO_BODY
 from keras_dist.plugin.bodies import Body
@@ -187,7 +187,7 @@ class Workers(ABC):
         return [self.here(value) for value in everyone[0]]
 
     def gather_rows(
-        self, tensors: Sequence[Any], shares: Sequence[Share]
+        self, tensors: Sequence[Any], shares: Sequence[RowShard]
     ) -> list[list[Any]]:
         """Gathers tensors of any size along axis 0.
 

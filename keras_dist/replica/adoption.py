@@ -22,8 +22,8 @@ def adopt(variable: keras.Variable) -> None:
     if type(variable) not in (keras.Variable, MirroredVariable):
         return
     if variable.synchronization != "on_read":
-        home = variable.distribute_strategy.executor.home(variable)
-        variable.__class__ = _CLASSES[home.kind]
+        storage = variable.distribute_strategy.executor.storage(variable)
+        variable.__class__ = _CLASSES[storage.kind]
     elif variable.aggregation == "none":
         variable.__class__ = UnaggregatedVariable
     else:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.errors import MetricMergeError
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
@@ -37,7 +37,7 @@ class _Given(NamedTuple):
 
     variable: Any
     values: list[Any]
-    shares: Sequence[Share]
+    shares: Sequence[RowShard]
     adds: bool
 
 
@@ -109,7 +109,7 @@ Known = dict[int, tuple[list[Any], Any]]
 
 def check(
     writes: Sequence[Writes],
-    shares: Sequence[Share],
+    shares: Sequence[RowShard],
     alike: set[int],
     executor: Executor,
     known: Known,
@@ -133,7 +133,7 @@ def _is_known(given: _Given, known: Known) -> bool:
 
 def combined(
     writes: Sequence[Writes],
-    shares: Sequence[Share],
+    shares: Sequence[RowShard],
     alike: set[int],
     executor: Executor,
     known: Known,
@@ -142,7 +142,7 @@ def combined(
 
     Args:
         writes: Sequence with what each replica here has assigned.
-        shares: Sequence with each one's `Share`.
+        shares: Sequence with each one's `RowShard`.
         alike: Set of the ids of variables that get the same on each replica.
         executor: `Executor` of the strategy.
         known: `Known`, what `check` has found.
@@ -171,7 +171,7 @@ def combined(
 
 
 def _by_variable(
-    writes: Sequence[Writes], shares: Sequence[Share]
+    writes: Sequence[Writes], shares: Sequence[RowShard]
 ) -> Iterator[_Given]:
     written = {key: own[key].variable for own in writes for key in own}
     for key, variable in written.items():

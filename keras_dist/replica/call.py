@@ -12,7 +12,7 @@ import keras
 from keras_dist.core import context
 from keras_dist.core.components import VariableComponent
 from keras_dist.core.reduction import ReduceOp
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedModelError
@@ -93,7 +93,7 @@ class ReplicaCall(ReplicaState):
         self.forget([variable])
         return variable.value
 
-    def together(
+    def sync(
         self, what: str, fn: Callable[[list[Any]], Any], value: Any
     ) -> Any:
         """Meets the other replicas, puts in place what they wrote, and calls
@@ -114,7 +114,7 @@ class ReplicaCall(ReplicaState):
 
     def finish(self, what: str) -> None:
         """Meets the other replicas to give variables their last values."""
-        self.together(what, lambda values: None, None)
+        self.sync(what, lambda values: None, None)
 
     def check_update(
         self,
@@ -136,7 +136,9 @@ class ReplicaCall(ReplicaState):
                     "`strategy.distribute(model)`."
                 )
 
-    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+    def commit(
+        self, writes: Sequence[Writes], shares: Sequence[RowShard]
+    ) -> None:
         written: dict[int, Any] = {
             key: own[key][0] for own in writes for key in own
         }

@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_dist.core import nests
 from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import scaled
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_internals
@@ -19,9 +19,9 @@ from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.workers import Workers
 
 T = TypeVar("T")
-Combine = Callable[[list[Any], list[Share]], Any]
+Combine = Callable[[list[Any], list[RowShard]], Any]
 # The values of the replicas here, and their shares.
-Column = tuple[list[Any], Sequence[Share]]
+Column = tuple[list[Any], Sequence[RowShard]]
 
 
 def detached(value: Any) -> list[Any]:
@@ -30,7 +30,7 @@ def detached(value: Any) -> list[Any]:
 
 
 def join(
-    like: Any, everyone: list[tuple[list[Any], Share]], combine: Combine
+    like: Any, everyone: list[tuple[list[Any], RowShard]], combine: Combine
 ) -> Any:
     """Joins replicas' nested values: concatenates rows, combines scalars."""
     values = [leaves for leaves, _ in everyone]
@@ -39,7 +39,9 @@ def join(
 
 
 def join_leaves(
-    values: Sequence[Sequence[Any]], shares: Sequence[Share], combine: Combine
+    values: Sequence[Sequence[Any]],
+    shares: Sequence[RowShard],
+    combine: Combine,
 ) -> list[Any]:
     """Joins leaves of replicas, as `join` does with nested values."""
     return [
@@ -62,14 +64,14 @@ class Common:
         self.value = value
 
 
-def mean_or_count(values: list[Any], shares: list[Share]) -> Any:
+def mean_or_count(values: list[Any], shares: list[RowShard]) -> Any:
     """Returns the mean over rows, or the sum of `RowCount`s."""
     if isinstance(values[0], RowCount):
         return sum_over_replicas([value.rows for value in values], shares)
     return mean_over_rows(values, shares)
 
 
-def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
+def mean_over_rows(values: list[Any], shares: list[RowShard]) -> Any:
     """Returns the mean weighted by rows; of no floats, the first value."""
     first = values[0]
     if not is_float(first) or all(value is first for value in values):
@@ -85,7 +87,7 @@ def mean_over_rows(values: list[Any], shares: list[Share]) -> Any:
     return ops.where(equal, first, total)
 
 
-def sum_over_rows(values: list[Any], shares: list[Share]) -> Any:
+def sum_over_rows(values: list[Any], shares: list[RowShard]) -> Any:
     """Returns the given replicas' part of the mean over all rows."""
     terms = []
     for value, share in zip(values, shares, strict=True):
@@ -94,7 +96,7 @@ def sum_over_rows(values: list[Any], shares: list[Share]) -> Any:
     return sum(terms[1:], terms[0])
 
 
-def sum_over_replicas(values: list[Any], shares: list[Share]) -> Any:
+def sum_over_replicas(values: list[Any], shares: list[RowShard]) -> Any:
     """Returns the sum of the values of replicas that have rows."""
     terms = [s.keep(value) for value, s in zip(values, shares, strict=True)]
     return sum(terms[1:], terms[0])
@@ -110,7 +112,9 @@ def _detached(value: Any) -> Any:
     return value
 
 
-def _join_leaf(parts: list[Any], shares: list[Share], combine: Combine) -> Any:
+def _join_leaf(
+    parts: list[Any], shares: list[RowShard], combine: Combine
+) -> Any:
     first = parts[0]
     if is_row_shaped(first):
         masks = [keras_internals.get_mask(part) for part in parts]
@@ -166,7 +170,7 @@ def check_other_axes(
     raise error
 
 
-def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
+def concat_rows(parts: list[Any], shares: list[RowShard]) -> Any:
     """Concatenates replicas' rows in order, without replicas that have none."""
     kept = [
         share.trim(part)
@@ -179,7 +183,7 @@ def concat_rows(parts: list[Any], shares: list[Share]) -> Any:
 
 
 # The leaves of the nest of a replica, or of a whole worker, and its rows.
-Entry = tuple[list[Any], Share]
+Entry = tuple[list[Any], RowShard]
 
 
 def with_other_workers(
@@ -244,7 +248,7 @@ def terms_of(own: Sequence[Entry]) -> list[Any]:
     ]
 
 
-def _term(values: list[Any], shares: list[Share]) -> Any:
+def _term(values: list[Any], shares: list[RowShard]) -> Any:
     is_count = isinstance(values[0], RowCount)
     return (mean_or_count if is_count else sum_over_rows)(values, shares)
 
@@ -285,11 +289,11 @@ def _as_own(like: list[Any], both: list[Any]) -> list[Any]:
     ]
 
 
-def _within(share: Share, worker: Share) -> Share:
+def _within(share: RowShard, worker: RowShard) -> RowShard:
     """Returns a replica's share of its worker's rows."""
     if isinstance(worker.rows, int):
-        return Share(share.rows, max(worker.rows, 1))
-    return Share(share.rows, ops.maximum(worker.rows, 1))
+        return RowShard(share.rows, max(worker.rows, 1))
+    return RowShard(share.rows, ops.maximum(worker.rows, 1))
 
 
 def _travels(leaf: Any) -> bool:
@@ -344,7 +348,7 @@ def agreed(
     if workers is not None:
         chiefs = workers.broadcast(found)
         rows = sum(share.rows for share in given[0][1])
-        here = Share(rows, 1)  # that of the worker
+        here = RowShard(rows, 1)  # that of the worker
         differ = [
             flag + _differ(value, here.either(own, value))
             for flag, value, own in zip(differ, chiefs, found, strict=True)

@@ -7,7 +7,7 @@ unevenly at first, and values with rows differ in size as the rows do.
 from collections.abc import Sequence
 from typing import Any
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.plugin.workers import Workers
 from keras_dist.replica.exchange import is_row_shaped
 
@@ -42,7 +42,7 @@ class Handed:
     def have_rows(
         self,
         place: str,
-        everyone: Sequence[tuple[list[int], Share]],
+        everyone: Sequence[tuple[list[int], RowShard]],
         workers: Workers | None,
     ) -> list[bool]:
         """Returns whether each leaf has rows, at a rendezvous of all replicas.

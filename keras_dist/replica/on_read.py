@@ -92,7 +92,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _kept(self) -> "list[Component]":
         if self._components is None:
             strategy = self.distribute_strategy
-            make = self.home.component
+            make = self.storage.component
             self._own = [
                 make(index, functools.partial(self._share, index))
                 for index in range(strategy.plan.num_local_replicas)

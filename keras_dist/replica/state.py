@@ -15,7 +15,7 @@ import keras
 
 from keras_dist.core import context
 from keras_dist.core.context import replaced
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_internals import set_stateless_scope
 from keras_dist.plugin.replica import Replica
@@ -165,7 +165,7 @@ class ReplicaState(ABC):
         self.set_anew: set[int] = set()
 
     @property
-    def share(self) -> Share:
+    def share(self) -> RowShard:
         """This replica's rows."""
         return self.replica.share
 
@@ -185,11 +185,15 @@ class ReplicaState(ABC):
     def _entered(self) -> contextlib.AbstractContextManager[None]:
         """Makes this replica the thread's current one."""
 
-    def check(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+    def check(
+        self, writes: Sequence[Writes], shares: Sequence[RowShard]
+    ) -> None:
         """Raises an error if replicas' assignments can't be combined."""
 
     @abstractmethod
-    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+    def commit(
+        self, writes: Sequence[Writes], shares: Sequence[RowShard]
+    ) -> None:
         """Gives variables the values that the replicas assigned."""
 
     def read(self, variable: keras.Variable) -> Any:
@@ -275,13 +279,17 @@ class ReplicaStep(ReplicaState):
         # Autograd may keep this object, and the model what autograd has.
         del self.model
 
-    def check(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+    def check(
+        self, writes: Sequence[Writes], shares: Sequence[RowShard]
+    ) -> None:
         if any(writes):
             known = self.replica.group.agreed
             executor = self.strategy.executor
             assigned.check(writes, shares, self.alike, executor, known)
 
-    def commit(self, writes: Sequence[Writes], shares: Sequence[Share]) -> None:
+    def commit(
+        self, writes: Sequence[Writes], shares: Sequence[RowShard]
+    ) -> None:
         if not any(writes):
             return
         executor = self.strategy.executor

@@ -14,8 +14,8 @@ from keras_dist.core.values import PerReplica
 from keras_dist.core.values import framed
 from keras_dist.internals import keras_internals
 from keras_dist.internals.keras_internals import opened
-from keras_dist.plugin.home import Home
-from keras_dist.plugin.home import ShardedHome
+from keras_dist.plugin.storage import ShardedStorage
+from keras_dist.plugin.storage import Storage
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.scopes import base_scope
 from keras_dist.replica.scopes import forget_above
@@ -30,10 +30,10 @@ class DistributedVariable(keras.Variable):
     distribute_strategy: Any
 
     @property
-    def home(self) -> Home:
+    def storage(self) -> Storage:
         """The place where the variable rests."""
-        home: Home = self.distribute_strategy.executor.home(self)
-        return home
+        storage: Storage = self.distribute_strategy.executor.storage(self)
+        return storage
 
     @property
     def values(self) -> tuple["VariableComponent", ...]:
@@ -140,7 +140,7 @@ class DistributedVariable(keras.Variable):
         super().assign(value)
         executor = self.distribute_strategy.executor
         if not executor.assigns_in_place:
-            executor.home(self).settle()
+            executor.storage(self).place()
         return self.value
 
     def __float__(self) -> float:
@@ -191,7 +191,7 @@ class MirroredVariable(DistributedVariable):
     _kind = "MirroredVariable"
 
     def component_value(self, index: int) -> Any:
-        return self.home.read(index)
+        return self.storage.read(index)
 
     def write_component(self, index: int, value: Any) -> None:
         raise ValueError(
@@ -232,32 +232,34 @@ class ShardedVariable(MirroredVariable):
     With several workers, all of them have to read it together."""
 
     @property
-    def home(self) -> ShardedHome:
+    def storage(self) -> ShardedStorage:
         """The place where the parts rest."""
-        home: ShardedHome = self.distribute_strategy.executor.home(self)
-        return home
+        storage: ShardedStorage = self.distribute_strategy.executor.storage(
+            self
+        )
+        return storage
 
     @property
     def value(self) -> Any:
-        return self.home.used(super().value)
+        return self.storage.used(super().value)
 
     @property
     def _value(self) -> Any:
-        home = self.home
-        return home.whole() if home.is_split else vars(self).get("_value")
+        storage = self.storage
+        return storage.whole() if storage.is_split else vars(self).get("_value")
 
     @_value.setter
     def _value(self, value: Any) -> None:
-        home = self.home
-        if home.is_split:
-            home.set_whole(value)
+        storage = self.storage
+        if storage.is_split:
+            storage.set_whole(value)
         else:
             self.__dict__["_value"] = value
 
     def __array__(self, dtype: Any = None) -> Any:
-        home, scope = self.home, keras_internals.stateless_scope()
-        if home.is_split and scope is None and current_call() is None:
-            value = home.on_host()
+        storage, scope = self.storage, keras_internals.stateless_scope()
+        if storage.is_split and scope is None and current_call() is None:
+            value = storage.on_host()
             if value is not None:
                 return np.asarray(value, dtype)
         return super().__array__(dtype)
@@ -268,24 +270,24 @@ class ShardedVariable(MirroredVariable):
 
     @trainable.setter
     def trainable(self, value: bool) -> None:
-        home = self.home
-        if home.is_split:
+        storage = self.storage
+        if storage.is_split:
             self._trainable = value
-            home.set_trainable(value)
+            storage.set_trainable(value)
         else:
             keras.Variable.trainable.fset(self, value)
 
     def _direct_assign(self, value: Any) -> None:
-        home = self.home
-        if home.is_split:
-            home.set_whole(value)
+        storage = self.storage
+        if storage.is_split:
+            storage.set_whole(value)
         else:
             super()._direct_assign(value)
 
     def write_plainly(self, value: Any) -> Any:
         # Returns the given value, because reading takes all workers.
         result = keras.Variable.assign(self, value)
-        self.home.settle()
+        self.storage.place()
         return result
 
     def __repr__(self) -> str:

@@ -18,18 +18,18 @@ from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.compiler import Compiler
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.home import Home
+from keras_dist.plugin.storage import Storage
 from keras_dist.replica.strategy_core import StrategyBase
 from keras_dist.strategies.extended import StrategyExtended
 from keras_dist.strategies.strategy import Strategy
 
 
-class DefaultHome(Home):
-    """The home of a variable that stays where Keras puts it."""
+class DefaultStorage(Storage):
+    """The storage of a variable that stays where Keras puts it."""
 
     devices = ()
 
-    def settle(self) -> None:
+    def place(self) -> None:
         pass
 
     def read(self, index: int) -> Any:
@@ -43,8 +43,8 @@ class DefaultExecutor(Executor):
     def compiler(self) -> Compiler | None:  # type: ignore[override]
         return get_backend().compiler()
 
-    def home(self, variable: keras.Variable) -> Home:
-        return DefaultHome(variable)
+    def storage(self, variable: keras.Variable) -> Storage:
+        return DefaultStorage(variable)
 
     def put(self, value: Any, device: Device) -> Any:
         return ops.convert_to_tensor(value)

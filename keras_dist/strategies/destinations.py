@@ -52,10 +52,10 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
     if owner is not None:
         # Not those where the value rests now: a value that is read as a
         # combination of components means all devices.
-        home = owner.executor.home(destinations)
+        storage = owner.executor.storage(destinations)
         devices: tuple[Device, ...] = (
-            home.devices
-            if home.kind == "central"
+            storage.devices
+            if storage.kind == "central"
             else owner.plan.variable_devices
         )
         return devices

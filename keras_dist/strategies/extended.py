@@ -125,7 +125,7 @@ class StrategyExtended:
         >>> strategy.extended.non_slot_devices([])
         ('cpu:0', 'cpu:1')
         """
-        owners = tuple(map(str, self._strategy.plan.keepers[:1]))
+        owners = tuple(map(str, self._strategy.plan.parameter_devices[:1]))
         return owners or self.parameter_devices
 
     @property
@@ -483,7 +483,7 @@ class StrategyExtended:
         own = self._component
         if isinstance(var, CentralVariable):
             own_fn = functools.partial(fn, var)
-            devices = var.home.devices
+            devices = var.storage.devices
             return self._at_owners(devices, own_fn, args, kwargs, group)
 
         def update_copy(index: int, call: CopyCall | None) -> Any:
@@ -529,7 +529,7 @@ class StrategyExtended:
         context.check_cross_replica(self._strategy, "update_non_slot")
         own = self._component
         plan = self._strategy.plan
-        if plan.keepers:
+        if plan.parameter_devices:
             owners = self._devices_among(
                 plan.variable_devices, colocate_with, "keeps no variables"
             )

@@ -9,8 +9,8 @@ from keras_dist.core.device import Device
 from keras_dist.core.variable_layouts import VariableLayouts
 from keras_dist.core.variable_layouts import parse_layouts
 from keras_dist.errors import DeviceError
-from keras_dist.plugin.powers import UsesLogicalDevices
-from keras_dist.plugin.powers import check_logical_devices
+from keras_dist.plugin.capabilities import UsesLogicalDevices
+from keras_dist.plugin.capabilities import check_logical_devices
 from keras_dist.replica.strategy_core import StrategyBase
 
 Replicas = tuple[tuple[Device, ...], ...]

@@ -7,7 +7,7 @@ from typing import final
 from keras_dist.core.device import resolve_devices
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import is_sharded
+from keras_dist.plugin.capabilities import asks_to_shard
 from keras_dist.strategies.cross_device_ops import CrossDeviceOps
 from keras_dist.strategies.cross_device_ops import check_cross_device_ops
 from keras_dist.strategies.logical_devices import divide_devices
@@ -107,8 +107,8 @@ def mirrored_plan(
     layout_map: Any = None,
 ) -> Plan:
     """Builds the plan of a `MirroredStrategy`, from its arguments."""
-    shards_optimizer = is_sharded("optimizer_state", optimizer_state)
-    shards_variables = is_sharded("variables", variables)
+    shards_optimizer = asks_to_shard("optimizer_state", optimizer_state)
+    shards_variables = asks_to_shard("variables", variables)
     resolved = resolve_devices(devices, get_backend().list_devices())
     return Plan(
         replicas=divide_devices(resolved, logical_devices),

@@ -17,9 +17,9 @@ from keras_dist.core.plan import Plan
 from keras_dist.core.variable_layouts import VariableLayouts
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.capabilities import asks_to_shard
 from keras_dist.plugin.membership import note_joined
 from keras_dist.plugin.membership import watch_exceptions
-from keras_dist.plugin.powers import is_sharded
 from keras_dist.plugin.randomness import code_of
 from keras_dist.plugin.randomness import share_random_state
 from keras_dist.plugin.workers import Workers
@@ -41,8 +41,8 @@ class MultiWorkerStrategy(Strategy):
         logical_devices: int | None = None,
         layout_map: Any = None,
     ) -> None:
-        shards_optimizer = is_sharded("optimizer_state", optimizer_state)
-        shards_variables = is_sharded("variables", variables)
+        shards_optimizer = asks_to_shard("optimizer_state", optimizer_state)
+        shards_variables = asks_to_shard("variables", variables)
         check_count(logical_devices)
         layouts = layouts_for(layout_map, logical_devices)
         reason = ""

@@ -33,8 +33,8 @@ from keras_dist.inputs.sources.numpy_data import numpy_dataset
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_random
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.capabilities import executor_of
 from keras_dist.plugin.chief_only import check_all_come
-from keras_dist.plugin.powers import executor_of
 from keras_dist.plugin.recorder import of_its_own
 from keras_dist.replica.function import Function
 from keras_dist.replica.gradients import check_run_counts
@@ -231,7 +231,7 @@ class Strategy(DeprecatedMethods):
         ('cpu:0',)
         """
         claim_variable(variable, self)
-        return tuple(map(str, self.executor.home(variable).devices))
+        return tuple(map(str, self.executor.storage(variable).devices))
 
     @property
     def extended(self) -> StrategyExtended:

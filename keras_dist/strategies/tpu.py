@@ -10,8 +10,8 @@ from keras_dist.core.device import resolve_devices
 from keras_dist.core.device_assignment import DeviceAssignment
 from keras_dist.core.plan import Plan
 from keras_dist.errors import DeviceError
-from keras_dist.plugin.powers import check_logical_devices
-from keras_dist.plugin.powers import is_sharded
+from keras_dist.plugin.capabilities import asks_to_shard
+from keras_dist.plugin.capabilities import check_logical_devices
 from keras_dist.strategies.extended import StrategyExtended
 from keras_dist.strategies.logical_devices import divide_devices
 from keras_dist.strategies.logical_devices import layouts_for
@@ -81,8 +81,8 @@ class TPUStrategy(Strategy):
         variables: str = "mirrored",
         layout_map: Any = None,
     ) -> None:
-        shards_optimizer = is_sharded("optimizer_state", optimizer_state)
-        shards_variables = is_sharded("variables", variables)
+        shards_optimizer = asks_to_shard("optimizer_state", optimizer_state)
+        shards_variables = asks_to_shard("variables", variables)
         num_cores = _num_cores(experimental_device_assignment)
         check_logical_devices(num_cores or 1)
         layouts = layouts_for(layout_map, num_cores, _NEEDED)

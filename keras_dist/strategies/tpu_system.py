@@ -20,7 +20,7 @@ from keras_dist.core.topology import Topology
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import HasTPUs
+from keras_dist.plugin.capabilities import HasTPUs
 from keras_dist.strategies.multi_worker_mirrored import join_workers
 
 _OTHERWISE = (

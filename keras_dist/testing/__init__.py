@@ -2,6 +2,6 @@
 
 from keras_dist.testing.memory import MemoryBackend
 from keras_dist.testing.memory import MemoryExecutor
-from keras_dist.testing.memory import MemoryHome
+from keras_dist.testing.memory import MemoryStorage
 
-__all__ = ["MemoryBackend", "MemoryExecutor", "MemoryHome"]
+__all__ = ["MemoryBackend", "MemoryExecutor", "MemoryStorage"]

@@ -12,7 +12,7 @@ from keras_dist.core.plan import Plan
 from keras_dist.internals.keras_internals import value_of
 from keras_dist.plugin.backend import Backend
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.home import Home
+from keras_dist.plugin.storage import Storage
 
 
 class MemoryExecutor(Executor):
@@ -22,7 +22,7 @@ class MemoryExecutor(Executor):
         plan: The `Plan` that the executor is bound to.
 
     Attributes:
-        placed: List of the variables whose homes were settled, each once.
+        placed: List of the variables that were placed, each once.
         bound: List of the models given to `bind`.
         recovered: List of the models given to `recover`.
     """
@@ -33,8 +33,8 @@ class MemoryExecutor(Executor):
         self.bound: list[keras.Model] = []
         self.recovered: list[keras.Model] = []
 
-    def home(self, variable: keras.Variable) -> Home:
-        return MemoryHome(variable, self)
+    def storage(self, variable: keras.Variable) -> Storage:
+        return MemoryStorage(variable, self)
 
     def put(self, value: Any, device: Device) -> Any:
         return value
@@ -47,8 +47,8 @@ class MemoryExecutor(Executor):
         self.recovered.append(model)
 
 
-class MemoryHome(Home):
-    """The home of a variable that is left where Keras made it."""
+class MemoryStorage(Storage):
+    """The storage of a variable that is left where Keras made it."""
 
     def __init__(
         self, variable: keras.Variable, executor: MemoryExecutor
@@ -60,7 +60,7 @@ class MemoryHome(Home):
     def devices(self) -> tuple[Device, ...]:
         return self._executor.plan.variable_devices
 
-    def settle(self) -> None:
+    def place(self) -> None:
         placed = self._executor.placed
         if not any(self.variable is each for each in placed):
             placed.append(self.variable)

@@ -23,7 +23,7 @@ from keras_dist.planning.estimates import Load
 from keras_dist.planning.estimates import Placement
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.front_end import bound
-from keras_dist.plugin.home import Home
+from keras_dist.plugin.storage import Storage
 from keras_dist.replica.on_read import SyncOnReadVariable
 
 GROUPS = ("trainable", "non-trainable", "optimizer", "metrics")
@@ -141,7 +141,7 @@ def placement_of(plan: Plan) -> Placement:
     """Converts a `Plan` to the `Placement` of the planning tools."""
     return Placement(
         devices=tuple(map(str, plan.all_devices)),
-        keepers=tuple(map(str, plan.keepers)),
+        parameter_devices=tuple(map(str, plan.parameter_devices)),
         num_workers=plan.num_workers,
         split=_split_by(plan),
         num_logical=plan.num_logical_devices,
@@ -174,14 +174,14 @@ def load_of_replica(model: keras.Model, plan: Plan) -> Load:
 def kept_of(model: keras.Model) -> dict[str, Kept] | None:
     """Returns the bytes on each parameter device, if variables are central."""
     binding = bound(model)
-    if binding is None or not binding.strategy.plan.keepers:
+    if binding is None or not binding.strategy.plan.parameter_devices:
         return None
-    home = binding.strategy.executor.home
+    storage = binding.strategy.executor.storage
     trainable, frozen, *_ = grouped(model).values()
     kept = {}
-    for device in binding.strategy.plan.keepers:
+    for device in binding.strategy.plan.parameter_devices:
         trained, others = (
-            _total([v for v in variables if home(v).devices == (device,)])
+            _total([v for v in variables if storage(v).devices == (device,)])
             for variables in (trainable, frozen)
         )
         kept[str(device)] = Kept(trained + others, trained)
@@ -198,14 +198,14 @@ def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
             return "plain"
 
     else:
-        home, plan = binding.strategy.executor.home, binding.strategy.plan
+        storage, plan = binding.strategy.executor.storage, binding.strategy.plan
 
         def kept(variable: keras.Variable) -> dict[Device, int]:
-            found: dict[Device, int] = home(variable).bytes_kept()
+            found: dict[Device, int] = storage(variable).bytes_kept()
             return found
 
         def kind(variable: keras.Variable) -> str:
-            return _kind(plan, variable, home(variable))
+            return _kind(plan, variable, storage(variable))
 
     return tuple(
         VariableRow(
@@ -222,17 +222,17 @@ def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
     )
 
 
-def _kind(plan: Plan, variable: keras.Variable, home: Home) -> str:
+def _kind(plan: Plan, variable: keras.Variable, storage: Storage) -> str:
     if isinstance(variable, SyncOnReadVariable):
         return "on-read"
-    if plan.keepers:
+    if plan.parameter_devices:
         return "central"
-    is_alone = plan.num_replicas == 1 and home.kind == "mirrored"
-    return "one copy" if is_alone else home.kind
+    is_alone = plan.num_replicas == 1 and storage.kind == "mirrored"
+    return "one copy" if is_alone else storage.kind
 
 
 def _kept_without_strategy() -> Callable[[keras.Variable], dict[Device, int]]:
-    """Returns a function of a plain variable that counts as a home does."""
+    """Returns a function that counts a plain variable as its storage does."""
     backend = get_backend()
     default = default_devices(backend.list_devices())[0]
     executor = backend.executor(Plan(((default,),), (default,)))
@@ -240,7 +240,7 @@ def _kept_without_strategy() -> Callable[[keras.Variable], dict[Device, int]]:
     def kept(variable: keras.Variable) -> dict[Device, int]:
         if not keras_internals.has_value(variable):
             return {default: num_bytes(variable)}
-        found = executor.home(variable).devices
+        found = executor.storage(variable).devices
         if not found:  # not on the plan's device
             value: Any = keras.ops.convert_to_tensor(variable)
             found = (executor.device_of(value),)

@@ -10,7 +10,7 @@ from typing import final
 import keras
 
 from keras_dist.errors import ClusterError
-from keras_dist.fit.workers.together import written_beside
+from keras_dist.fit.workers.sync import written_beside
 from keras_dist.fit.workers.training_state import TrainingState
 from keras_dist.plugin.workers import Workers
 

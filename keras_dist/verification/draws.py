@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.draws import Drawer
 from keras_dist.plugin.draws import Rows
@@ -26,7 +26,7 @@ def drawer_of(index: Any) -> Drawer:
         sizes = made.shape
         is_known = all(isinstance(size, int) for size in sizes)
         own = rows if is_known else ops.convert_to_tensor(rows)
-        found = rows_by_size(sizes, Share(own, own))
+        found = rows_by_size(sizes, RowShard(own, own))
         if found is None or made.name == "shuffle":
             return made.again()
         times = found.size // own

@@ -16,7 +16,7 @@ from keras_dist.planning.estimates import Placement
 from keras_dist.planning.estimates import bytes_sent
 from keras_dist.planning.estimates import memory
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import shards_on_devices
+from keras_dist.plugin.capabilities import shards_on_devices
 from keras_dist.tools import counting
 
 # Layers of the model, all square.

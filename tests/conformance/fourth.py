@@ -11,12 +11,12 @@ import torch
 from keras import ops
 from keras import tree
 
-from keras_dist.plugins import BatonPool
 from keras_dist.plugins import Differentiates
+from keras_dist.plugins import LockstepThreads
 from keras_dist.plugins import Owners
 from keras_dist.plugins import Replica
 from keras_dist.plugins import Round
-from keras_dist.plugins import Share
+from keras_dist.plugins import RowShard
 from keras_dist.plugins import StepRunner
 from keras_dist.plugins import get_backend
 from keras_dist.plugins import inherit_thread_state
@@ -25,16 +25,16 @@ from keras_dist.plugins import parse_device
 from keras_dist.plugins import thread_state
 from keras_dist.testing import MemoryBackend
 from keras_dist.testing import MemoryExecutor
-from keras_dist.testing import MemoryHome
+from keras_dist.testing import MemoryStorage
 
 
 class FourthReplica(Replica):
     """A replica that differentiates leaves of autograd of its own."""
 
-    def __init__(self, index, share, round_, home):
+    def __init__(self, index, share, round_, storage):
         super().__init__(index, share)
         self.round = round_
-        self.home = home
+        self.storage = storage
 
     def rendezvous(self, what, fn, value):
         def hold(values):
@@ -44,7 +44,7 @@ class FourthReplica(Replica):
         return self.round.rendezvous(self.index, what, hold, value)
 
     def read(self, variable):
-        value = self.home(variable).read(self.index)
+        value = self.storage(variable).read(self.index)
         return None if value is None else self.leaf(variable, value)
 
     def hold(self, variable, value):
@@ -55,16 +55,16 @@ class FourthReplica(Replica):
         return value.requires_grad_(variable.trainable)
 
 
-class FourthHome(MemoryHome):
-    """The home of a variable that every replica reads where it is."""
+class FourthStorage(MemoryStorage):
+    """The storage of a variable that every replica reads where it is."""
 
     def read(self, index):
         value = super().read(index)
         return None if value is None else value.detach()
 
 
-class FourthCentralHome(FourthHome):
-    """The home of a variable of which there is a single copy."""
+class FourthCentralStorage(FourthStorage):
+    """The storage of a variable of which there is a single copy."""
 
     kind = "central"
 
@@ -92,8 +92,8 @@ class FourthExecutor(MemoryExecutor):
     def mirror(self, value):
         return ops.copy(value)
 
-    def home(self, variable):
-        return FourthHome(variable, self)
+    def storage(self, variable):
+        return FourthStorage(variable, self)
 
     def snapshot(self, value, index=0):
         if not isinstance(value, torch.Tensor):
@@ -109,7 +109,7 @@ class FourthReplicas(FourthExecutor, StepRunner):
 
     def __init__(self, plan):
         super().__init__(plan)
-        self.pool = BatonPool(self.capture)
+        self.pool = LockstepThreads(self.capture)
 
     @property
     def replicas(self):
@@ -125,14 +125,14 @@ class FourthReplicas(FourthExecutor, StepRunner):
         round_ = Round(len(fns))
 
         def turn(index):
-            replica = FourthReplica(index, shares[index], round_, self.home)
+            replica = FourthReplica(index, shares[index], round_, self.storage)
             return lambda: fns[index](replica)
 
         return self.pool.run(round_, [turn(index) for index in range(len(fns))])
 
     def call(self, fn):
         count = self.plan.num_replicas
-        return self.play([fn] * count, [Share(1, 1)] * count)
+        return self.play([fn] * count, [RowShard(1, 1)] * count)
 
     def run(self, fn, batch, is_whole=False):
         rows = self.rows_in_fit(batch)
@@ -144,7 +144,7 @@ class FourthReplicas(FourthExecutor, StepRunner):
             lambda replica, own=each: fn(replica, cut(batch, own))
             for each in rows
         ]
-        return self.play(fns, [Share(len(each), total) for each in rows])
+        return self.play(fns, [RowShard(len(each), total) for each in rows])
 
     def sum_gradients(self, replica, gradients, weights, variables):
         return [
@@ -164,8 +164,8 @@ class FourthCentral(FourthReplicas):
         super().__init__(plan)
         self.owners = Owners(plan.variable_devices)
 
-    def home(self, variable):
-        return FourthCentralHome(variable, self)
+    def storage(self, variable):
+        return FourthCentralStorage(variable, self)
 
     def keep_together(self, variable, reference):
         self.owners.keep_together(variable, reference)

@@ -15,7 +15,7 @@ from conformance.pages import NOT_RUN
 from conformance.pages import Range
 from conformance.pages import shown
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import HasLogicalDevices
+from keras_dist.plugin.capabilities import HasLogicalDevices
 
 COUNT = 4  # the tests' CPU devices
 MAKERS = {

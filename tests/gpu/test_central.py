@@ -144,7 +144,7 @@ def test_speed_of_copies_from_the_host(facts):
 @pytest.mark.skipif(BACKEND != "jax", reason="Kinds of memory are JAX's.")
 def test_gradients_leave_the_gpu_together(monkeypatch):
     """A step sends them by one call, to memory that the GPU can write."""
-    from keras_dist_jax.central import homes as jax_central
+    from keras_dist_jax.central import storage as jax_central
 
     with central().scope():
         model = trained(large_model())

@@ -60,7 +60,7 @@ def test_variables_are_where_the_strategy_says(name):
     model, _ = numbers.trained(strategy, "mlp")
     keeper = places.HOST if name == "central" else places.DEVICE
     for variable in [*model.weights, *model.optimizer.variables]:
-        devices = strategy.executor.home(variable).devices
+        devices = strategy.executor.storage(variable).devices
         assert [str(device) for device in devices] == [keeper], variable.path
 
 

@@ -32,7 +32,7 @@ def on_cores(num_replicas, **options):
     )
 
 
-def in_parts(num_replicas):
+def sharded(num_replicas):
     return on_cores(num_replicas, variables="sharded")
 
 
@@ -48,4 +48,4 @@ def test_same_numbers(name, num_replicas):
 @pytest.mark.parametrize("name", NAMES)
 def test_same_numbers_in_parts(name):
     case = BY_NAME[name]
-    assert_same(train(case, 3, in_parts), plain(case), case.rtol)
+    assert_same(train(case, 3, sharded), plain(case), case.rtol)

@@ -8,8 +8,8 @@ import pytest
 from keras import optimizers
 
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import ShardsVariables
-from keras_dist.plugin.powers import shards_on_devices
+from keras_dist.plugin.capabilities import ShardsVariables
+from keras_dist.plugin.capabilities import shards_on_devices
 from parity import harness
 from parity.harness import set_initial_weights
 from parity.harness import state_of

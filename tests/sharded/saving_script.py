@@ -16,7 +16,7 @@ import numpy as np
 import keras_dist
 from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import shards_on_devices
+from keras_dist.plugin.capabilities import shards_on_devices
 
 
 def make_model():

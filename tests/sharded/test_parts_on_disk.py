@@ -180,14 +180,14 @@ def test_a_failed_save_leaves_the_older_one(path, monkeypatch):
     before = state_of(model)
     fit(model)
     backend = type(get_backend())
-    original = backend.save_parts
+    original = backend.save_shards
 
     def failing(*args, **kwargs):
         original(*args, **kwargs)
         raise OSError("no space left")
 
     with monkeypatch.context() as patched:
-        patched.setattr(backend, "save_parts", failing)
+        patched.setattr(backend, "save_shards", failing)
         with pytest.raises(OSError, match="no space left"):
             keras_dist.save_sharded(model, path)
     again = compiled(None)
@@ -381,9 +381,9 @@ class Replaced:
     def __init__(self, monkeypatch, model, path, number, fails):
         self.left, self.reads = number, 0
         backend = type(get_backend())
-        original = backend.restore_parts
+        original = backend.restore_shards
 
-        def restore_parts(*args):
+        def restore_shards(*args):
             self.reads += 1
             if self.left:
                 self.left -= 1
@@ -394,7 +394,7 @@ class Replaced:
                 return
             original(*args)
 
-        monkeypatch.setattr(backend, "restore_parts", restore_parts)
+        monkeypatch.setattr(backend, "restore_shards", restore_shards)
 
 
 @pytest.mark.parametrize("fails", [True, False])

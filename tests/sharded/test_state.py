@@ -83,7 +83,7 @@ def test_each_device_keeps_its_part(num_replicas):
     fit(model, epochs=1)
     executor = model.trainable_variables[0].distribute_strategy.executor
     for slot in slots(model.optimizer):
-        kept = executor.home(slot).bytes_kept()
+        kept = executor.storage(slot).bytes_kept()
         part = 4 * elements_of_part(tuple(slot.shape), num_replicas)
         assert list(kept.values()) == [part] * num_replicas
 
@@ -198,7 +198,7 @@ def test_a_model_that_was_trained_before():
     fit(model)
     assert_same(state_of(model), state_of(expected))
     executor = model.trainable_variables[0].distribute_strategy.executor
-    assert executor.home(slots(model.optimizer)[0]).is_split
+    assert executor.storage(slots(model.optimizer)[0]).is_split
 
 
 class Failure(Exception):

@@ -4,10 +4,10 @@ import keras
 import pytest
 from keras import ops
 
-from keras_dist.plugins import BatonPool
+from keras_dist.plugins import LockstepThreads
 from keras_dist.plugins import Replica
 from keras_dist.plugins import Round
-from keras_dist.plugins import Share
+from keras_dist.plugins import RowShard
 from keras_dist.plugins import get_backend
 from keras_dist.plugins import inherit_thread_state
 from keras_dist.plugins import outside_replicas
@@ -44,10 +44,10 @@ def on_replicas(fn, rows):
     """The results of `fn(replica)` on replicas with so many rows."""
     round_ = Round(len(rows))
     state = thread_state()
-    pool = BatonPool(lambda: lambda: inherit_thread_state(state))
+    pool = LockstepThreads(lambda: lambda: inherit_thread_state(state))
 
     def turn(index):
-        replica = Simple(index, Share(rows[index], sum(rows)), round_)
+        replica = Simple(index, RowShard(rows[index], sum(rows)), round_)
         return lambda: fn(replica)
 
     return pool.run(round_, [turn(index) for index in range(len(rows))])

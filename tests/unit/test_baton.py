@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.threads import LockstepThreads
 from keras_dist.plugin.threads import Round
 
 
@@ -20,7 +20,7 @@ def run(*fns):
 
         return lambda: fn(meet)
 
-    pool = BatonPool(lambda: lambda: None)
+    pool = LockstepThreads(lambda: lambda: None)
     return pool.run(round_, [bound(i, fn) for i, fn in enumerate(fns)])
 
 
@@ -132,7 +132,7 @@ def test_an_interrupt_of_the_caller_unwinds_the_others():
 
 
 def test_threads_are_kept_between_rounds_and_end_with_the_pool():
-    pool = BatonPool(lambda: lambda: None)
+    pool = LockstepThreads(lambda: lambda: None)
     fns = [threading.get_ident] * 3
     before = threading.active_count()
     assert pool.run(Round(3), fns) == pool.run(Round(3), fns)

@@ -6,7 +6,7 @@ import pytest
 
 from keras_dist.fit.workers import checkpoint_folder
 from keras_dist.fit.workers.checkpoint_folder import CheckpointFolder
-from keras_dist.fit.workers.together import UNFINISHED
+from keras_dist.fit.workers.sync import UNFINISHED
 
 OLD, NEW = "parts-" + "0" * 16, "parts-" + "1" * 16
 
@@ -42,7 +42,7 @@ def test_the_new_one_stays_if_the_index_is_there(folder, monkeypatch):
         os.rename(source, target)
         raise KeyboardInterrupt
 
-    together = "keras_dist.fit.workers.together.os.replace"
+    together = "keras_dist.fit.workers.sync.os.replace"
     monkeypatch.setattr(together, interrupted)
     parts = os.path.join(folder.path, f"{UNFINISHED}{NEW}")
     with pytest.raises(KeyboardInterrupt):

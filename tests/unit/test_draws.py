@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.plugin.draws import Rows
 from keras_dist.plugin.draws import draw_by_size
 from keras_dist.plugin.draws import drawn_by
@@ -16,7 +16,7 @@ from keras_dist.plugin.places import Places
 from keras_dist.verification.draws import drawer_of
 
 # The second of three shares of 12 rows.
-SHARE = Share(4, 12, 4)
+SHARE = RowShard(4, 12, 4)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_places_learn_from_shares_that_differ():
     assert places.is_open and not places.is_looking
     places.begin([5, 3, 4])
     assert places.is_looking
-    share = Share(5, 12, 0)
+    share = RowShard(5, 12, 0)
     # By sizes, the first replica can't tell better.
     assert places.axis(0, "table", [10, 7], share) == 0
     assert places.axis(0, "columns", [8, 5], share) == 1
@@ -81,7 +81,7 @@ def test_a_new_place_goes_by_sizes_and_asks_for_a_look():
     places.end()
     assert places.is_open
     places.begin([5, 3, 4])
-    share = Share(5, 12, 0)
+    share = RowShard(5, 12, 0)
     assert places.axis(0, "new", [8, 7], share) is None
     each = {"new": ([8, 7], None)}
     with pytest.warns(UserWarning, match="new: a random draw was taken"):
@@ -96,7 +96,7 @@ def test_a_shape_without_rows_that_changes_is_looked_at_again():
 
     def look(length):
         places.begin([5, 3])
-        places.axis(0, "noise", [1, length, 6], Share(5, 8, 0))
+        places.axis(0, "noise", [1, length, 6], RowShard(5, 8, 0))
         each = {"noise": ([1, length, 6], None)}
         assert not places.compare(_drawn((5, each), (3, each)))
         places.end()
@@ -104,7 +104,9 @@ def test_a_shape_without_rows_that_changes_is_looked_at_again():
 
     def draw(length):
         places.begin([4, 4])
-        assert places.axis(0, "noise", [1, length, 6], Share(4, 8, 4)) is None
+        assert (
+            places.axis(0, "noise", [1, length, 6], RowShard(4, 8, 4)) is None
+        )
         places.end()
 
     look(7)
@@ -123,7 +125,7 @@ def test_a_shape_without_rows_that_changes_is_looked_at_again():
 def test_draws_that_follow_from_values_are_apart(others):
     places = Places(draws=True, is_open=True)
     places.begin([5, 3])
-    share = Share(5, 8, 0)
+    share = RowShard(5, 8, 0)
     assert places.axis(0, "layer 'mine'|1", [5, 7], share) == 0
     drawn = [{"layer 'mine'|1": (5, [[5, 7]], 0)}, {"layer 'mine'|1": others}]
     with pytest.warns(UserWarning, match="layer 'mine': replicas draw unequal"):
@@ -135,14 +137,14 @@ def test_draws_that_follow_from_values_are_apart(others):
 def test_one_row_for_each_replica_is_told_by_all_rows_together():
     places = Places(draws=True, is_open=True)
     places.begin([2, 1])
-    whole = Share(2, 2, 0)
+    whole = RowShard(2, 2, 0)
     assert places.axis(0, "noise", [2, 7], whole) == 0
     assert places.axis(0, "table", [4, 7], whole) == 0
     assert not places.compare(places.take_new())
     places.end()
     places.begin([1, 1])
-    assert places.axis(0, "noise", [1, 7], Share(1, 2, 0)) == 0
-    assert places.axis(0, "table", [4, 7], Share(1, 2, 0)) is None
+    assert places.axis(0, "noise", [1, 7], RowShard(1, 2, 0)) == 0
+    assert places.axis(0, "table", [4, 7], RowShard(1, 2, 0)) is None
 
 
 def _logits(probabilities):
@@ -182,7 +184,7 @@ def test_shares_make_up_the_whole(name):
     whole = _array(DRAWS[name](6, ops.convert_to_tensor(PARAMETERS)))
     parts = []
     for start, stop in ((0, 2), (2, 4), (4, 6)):
-        share = Share(stop - start, 6, start)
+        share = RowShard(stop - start, 6, start)
 
         def gather(value, axis):
             is_logits = value.shape[1] == 6

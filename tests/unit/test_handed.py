@@ -2,7 +2,7 @@
 
 import pytest
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.replica.handed import Handed
 
 # Sizes of a table of 8, of rows, of two values for each row, and of a number.
@@ -11,7 +11,7 @@ NUMBER = -1
 
 def _everyone(*rows):
     total = sum(rows)
-    return [([8, n, 2 * n, NUMBER], Share(n, total)) for n in rows]
+    return [([8, n, 2 * n, NUMBER], RowShard(n, total)) for n in rows]
 
 
 def test_uneven_shares_tell_and_are_remembered():
@@ -42,7 +42,7 @@ def test_of_one_row_each_one_value_has_rows():
 
 
 def test_a_replica_without_rows_does_not_count():
-    everyone = [*_everyone(5, 3), ([8, 1, 2, NUMBER], Share(0, 8))]
+    everyone = [*_everyone(5, 3), ([8, 1, 2, NUMBER], RowShard(0, 8))]
     found = Handed().have_rows("loss", everyone, None)
     assert found == [False, True, True, False]
 

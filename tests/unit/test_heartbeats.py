@@ -51,7 +51,7 @@ class OneOfTwoLives(Blackboard):
 def beats_of(index, board, silence=1.0, num_workers=2, **options):
     addresses = ADDRESSES[:num_workers]
     cluster = Cluster(index, leader=addresses[0], addresses=addresses)
-    options.setdefault("keeper", 0)
+    options.setdefault("server", 0)
     return Heartbeats(cluster, board, silence=silence, **options)
 
 
@@ -125,7 +125,7 @@ def test_a_process_that_was_suspended_blames_nobody(
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(heartbeats, "time", clock)
     beats = beats_of(
-        0, Memory(), silence=10.0, keeper=None, on_loss=lambda: lost.append(1)
+        0, Memory(), silence=10.0, server=None, on_loss=lambda: lost.append(1)
     )
     monkeypatch.setattr(beats, "_over", types.SimpleNamespace(wait=wait))
     beats._watch()

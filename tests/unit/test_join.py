@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import bounds
 from keras_dist.replica.exchange import join
 from keras_dist.replica.exchange import mean_over_rows
 from keras_dist.replica.exchange import sum_over_replicas
 
-SHARES = [Share(2, 5), Share(3, 5), Share(0, 5)]
+SHARES = [RowShard(2, 5), RowShard(3, 5), RowShard(0, 5)]
 
 
 def mean(*values):
@@ -58,7 +58,7 @@ def test_rows_come_back_in_order(rows, replicas):
         # A replica without rows runs on a copy of some row.
         own = values[start : max(stop, start + 1)] if start < rows else values
         leaves = [keras.ops.convert_to_tensor(own[: max(stop - start, 1)]), 7]
-        everyone.append((leaves, Share(stop - start, rows)))
+        everyone.append((leaves, RowShard(stop - start, rows)))
     joined, seven = join([0, 0], everyone, mean_over_rows)
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(joined), values)
     assert seven == 7

@@ -8,7 +8,7 @@ import keras_dist
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.plugin.backend import override_backend
-from keras_dist.plugin.powers import HasLogicalDevices
+from keras_dist.plugin.capabilities import HasLogicalDevices
 from keras_dist.testing import MemoryBackend
 
 CPUS = [Device("cpu", index) for index in range(4)]

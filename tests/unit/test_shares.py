@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.core.rows import bounds
 
 
@@ -22,7 +22,8 @@ def test_shares_partition_the_rows_evenly_and_in_order(rows, replicas):
 def test_weights_of_a_step_add_up_to_one(rows, replicas):
     edges = bounds(rows, replicas)
     shares = [
-        Share(b - a, rows) for a, b in zip(edges[:-1], edges[1:], strict=True)
+        RowShard(b - a, rows)
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
     ]
     assert abs(sum(share.weight for share in shares) - 1) < 1e-9
     for share in shares:

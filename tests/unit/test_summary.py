@@ -158,8 +158,10 @@ def test_a_replica_on_the_parameter_device_is_sent_nothing():
 
 
 def test_several_parameter_devices_share_variables():
-    keepers = ["cpu:2", "cpu:3"]
-    strategy = keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"], keepers)
+    parameter_devices = ["cpu:2", "cpu:3"]
+    strategy = keras_dist.CentralStorageStrategy(
+        ["cpu:0", "cpu:1"], parameter_devices
+    )
     model = trained(strategy)
     found = keras_dist.summary(model)
     assert all(len(row.devices) == 1 for row in found.rows)
@@ -170,7 +172,7 @@ def test_several_parameter_devices_share_variables():
     frozen = of_group(found, "non-trainable")
     there, back = found.transfers
     assert dict(there.sent) == {
-        name: 2 * (kept[name] + frozen[name]) for name in keepers
+        name: 2 * (kept[name] + frozen[name]) for name in parameter_devices
     }
     assert dict(back.sent) == {"cpu:0": TRAINABLE, "cpu:1": TRAINABLE}
 

@@ -27,9 +27,9 @@ from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import batches_of
 from keras_dist.fit.workers.entry import described
 from keras_dist.fit.workers.entry import rows_of
-from keras_dist.fit.workers.together import Together
-from keras_dist.fit.workers.together import take_chiefs_values
-from keras_dist.fit.workers.together import written_beside
+from keras_dist.fit.workers.sync import SyncCallback
+from keras_dist.fit.workers.sync import take_chiefs_values
+from keras_dist.fit.workers.sync import written_beside
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.front_end import BOUND
@@ -413,7 +413,7 @@ def test_callbacks_that_write_are_left_out_elsewhere(tmp_path):
     ]
     assert quiet_callbacks(flat_callbacks(given)) == [own, stopping]
     # Saving takes all workers then: theirs write nothing.
-    kept = quiet_callbacks(flat_callbacks(given), keeps_parts=True)
+    kept = quiet_callbacks(flat_callbacks(given), keeps_shards=True)
     assert kept == [given[0], own, stopping]
     assert given[0].verbose == 0
     assert (own.verbose, stopping.verbose) == (1, 0)
@@ -517,9 +517,9 @@ def test_decisions_are_those_of_any_worker_and_rates_the_chiefs():
 
     model = belonging(model_of())
     model.stop_training = False
-    together = Together(MadeUp(1, others), False)
-    together.set_model(model)
-    together.on_epoch_end(0)
+    sync = SyncCallback(MadeUp(1, others), False)
+    sync.set_model(model)
+    sync.on_epoch_end(0)
     assert model.stop_training
     rate = keras.ops.convert_to_numpy(model.optimizer.learning_rate)
     assert rate == np.float32(0.25)
@@ -530,9 +530,9 @@ def test_schedules_are_not_compared():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(schedule), "mse")
     model.stop_training = False
-    together = Together(MadeUp(0, lambda own: [[0] * len(own)]), True)
-    together.set_model(model)
-    together.on_epoch_begin(0)
+    sync = SyncCallback(MadeUp(0, lambda own: [[0] * len(own)]), True)
+    sync.set_model(model)
+    sync.on_epoch_begin(0)
     assert not model.stop_training
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import keras_dist
-from keras_dist.plugin.powers import HasTPUs
-from keras_dist.plugin.powers import shards_on_devices
+from keras_dist.plugin.capabilities import HasTPUs
+from keras_dist.plugin.capabilities import shards_on_devices
 from keras_dist.plugins import Device
 from keras_dist.plugins import get_backend
 from keras_dist.plugins import override_backend

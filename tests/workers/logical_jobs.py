@@ -82,7 +82,7 @@ def put_back(kind):
     for variable in [*model.variables, *model.optimizer.variables]:
         if shards.is_sharded(variable):
             array, own = shards.stored(variable), shards.shards_of(variable)
-            found = own.put_own(arrays.own_part(array))
+            found = own.put_own(arrays.own_shard(array))
             pairs.append((_parts(found), _parts(array)))
     return pairs
 

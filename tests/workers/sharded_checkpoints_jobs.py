@@ -113,7 +113,7 @@ def fail(what, path, wait):
     before = state_of(model)
     fit(model)
     backend = type(get_backend())
-    original = backend.save_parts
+    original = backend.save_shards
 
     def failing(*args):
         writing = original(*args)
@@ -121,11 +121,11 @@ def fail(what, path, wait):
             writing.write = lambda: os.mkdir(path)
         return writing
 
-    backend.save_parts = failing
+    backend.save_shards = failing
     try:
         saving = jobs.attempted(keras_dist.save_sharded, model, path, wait)
     finally:
-        backend.save_parts = original
+        backend.save_shards = original
     fit(model)
     error = saving if wait else jobs.attempted(saving.result)
     # All workers go on.

@@ -156,7 +156,7 @@ def bytes_kept(what):
     if what == "variables":
         sharded += model.trainable_variables
     return [
-        (list(executor.home(v).bytes_kept().values()), tuple(v.shape))
+        (list(executor.storage(v).bytes_kept().values()), tuple(v.shape))
         for v in sharded
     ], [to_numpy(v).tolist() for v in sharded]
 

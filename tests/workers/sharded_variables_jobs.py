@@ -73,9 +73,9 @@ def bytes_kept(_):
     the bytes of all tensors."""
     before = bytes_of_tensors()
     strategy, model = wide_model()
-    home = strategy.executor.home
+    storage = strategy.executor.storage
     kept = [
-        (tuple(variable.shape), list(home(variable).bytes_kept().values()))
+        (tuple(variable.shape), list(storage(variable).bytes_kept().values()))
         for variable in [*model.variables, *model.optimizer.variables]
     ]
     expected = before + sum(own for shape, (own,) in kept if len(shape))
@@ -97,7 +97,9 @@ def frozen_bytes_kept(_):
             {
                 variable.path.partition("/")[2]: (
                     list(
-                        strategy.executor.home(variable).bytes_kept().values()
+                        strategy.executor.storage(variable)
+                        .bytes_kept()
+                        .values()
                     ),
                     num_bytes(variable),
                 )

@@ -213,6 +213,6 @@ def test_workers_that_have_to_end(what, tmp_path):
     """They save in parts what is in parts, and the chief saves the rest."""
     for saved, restored in launched("preempt", (what, 2, 1), tmp_path):
         assert_same(restored, saved, rtol=0, atol=0)
-    in_parts = (tmp_path / "preemption" / "checkpoint.json").exists()
-    assert in_parts == (what == "variables")
-    assert in_parts != (tmp_path / "preemption.weights.h5").exists()
+    sharded = (tmp_path / "preemption" / "checkpoint.json").exists()
+    assert sharded == (what == "variables")
+    assert sharded != (tmp_path / "preemption.weights.h5").exists()

@@ -169,15 +169,15 @@ def test_each_worker_keeps_its_part(count):
 
 def test_each_worker_keeps_its_part_of_weights_that_are_not_trained():
     for found in launched("frozen_bytes_kept", None)[0]:
-        in_parts = {
+        sharded = {
             path for path, (own, whole) in found.items() if own == [whole // 2]
         }
         whole = {path for path, (own, size) in found.items() if own == [size]}
-        assert in_parts == {
+        assert sharded == {
             *("first/kernel", "tables/fixed", "tables/moving"),
             "second/kernel",
         }
-        assert in_parts | whole == set(found)
+        assert sharded | whole == set(found)
 
 
 def test_each_layer_is_gathered_once_for_each_pass():

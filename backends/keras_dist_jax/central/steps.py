@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.central.homes import CentralRunning
-from keras_dist_jax.central.homes import Merge
-from keras_dist_jax.central.homes import bring
-from keras_dist_jax.central.homes import send
 from keras_dist_jax.central.postponed import Pending
 from keras_dist_jax.central.postponed import Postponed
 from keras_dist_jax.central.postponed import Update
+from keras_dist_jax.central.storage import CentralRunning
+from keras_dist_jax.central.storage import Merge
+from keras_dist_jax.central.storage import bring
+from keras_dist_jax.central.storage import send
 from keras_dist_jax.fit.running import FitStep
 from keras_dist_jax.fit.running import Values
 from keras_dist_jax.fit.running import groups_like
@@ -106,10 +106,14 @@ class UpdatePart(Part):
         # Positions of its inputs among the values that the first part hands on.
         # `visitors` are positions in the state of inputs on other devices.
         self.crossing = [*crossing.values()]
-        homes = {owners[p] for p in positions}
-        self.device = homes.pop() if len(homes) == 1 else primary
+        storage_layouts = {owners[p] for p in positions}
+        self.device = (
+            storage_layouts.pop() if len(storage_layouts) == 1 else primary
+        )
         self.visitors = [p for p in reads if owners[p] != self.device]
-        self.is_elsewhere = bool(homes)  # it replaces values of several devices
+        self.is_elsewhere = bool(
+            storage_layouts
+        )  # it replaces values of several devices
 
 
 class StepParts:
@@ -216,7 +220,7 @@ class CentralStep(FitStep):
         is_sharded, data, rows = mesh.put_batch(data)
         sharding = mesh.sharded if is_sharded else mesh.replicated
         with throttle.lock:
-            throttle.settle(running)
+            throttle.drain(running)
             if running.failures:
                 running.raise_failure()
             values = running.newest()
@@ -260,7 +264,7 @@ class CentralStep(FitStep):
         data = jax.tree.map(_shape_of, data)
         program, given, updates = self._split(values, data, rows)
         owners = running.devices_of_state()
-        primary = running.homes.primary.devices[0]
+        primary = running.storage_layouts.primary.devices[0]
         flat = list(itertools.chain(*values))
         jaxpr = opened(program)
         used = jaxprs.taken(jaxpr.eqns) | {*jaxprs.variables(jaxpr.outvars)}

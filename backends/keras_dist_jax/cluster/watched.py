@@ -48,10 +48,10 @@ class WatchedThrottle(Throttle):
                     self._watch.exit(self._pending)
                     self._pending = None
 
-    def settle(self, owner: object) -> None:
+    def drain(self, owner: object) -> None:
         self._watch.check()
         try:
-            self._throttle.settle(owner)
+            self._throttle.drain(owner)
         except Exception as error:
             cause = self.explain(error)
             if cause is error:

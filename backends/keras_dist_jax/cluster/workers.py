@@ -171,7 +171,7 @@ class JaxWorkers(Workers):
     ) -> list[np.ndarray[Any, Any]]:
         try:
             with self._throttle.lock:
-                self._throttle.settle(self)
+                self._throttle.drain(self)
                 results = program([*map(self._placed, buffers)])
                 found = [np.asarray(r.addressable_data(0)) for r in results]
         except Exception as error:

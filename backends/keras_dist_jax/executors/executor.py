@@ -20,12 +20,12 @@ from keras_dist.core.reduction import widened
 from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.home import Home
 from keras_dist.plugin.runner import ReplicaRunner
+from keras_dist.plugin.storage import Storage
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.central.homes import CentralRunning
-from keras_dist_jax.central.homes import Homes
 from keras_dist_jax.central.steps import CentralTrainer
+from keras_dist_jax.central.storage import CentralRunning
+from keras_dist_jax.central.storage import StorageLayouts
 from keras_dist_jax.cluster.workers import JaxWorkers
 from keras_dist_jax.executors.replicas import JaxReplicas
 from keras_dist_jax.fit.running import Running
@@ -43,9 +43,9 @@ from keras_dist_jax.placement.layout import jax_devices
 from keras_dist_jax.placement.layout import mark_even
 from keras_dist_jax.placement.per_replica import JoinedPerReplica
 from keras_dist_jax.throttle import Throttle
-from keras_dist_jax.variables.homes import CentralHome
-from keras_dist_jax.variables.homes import JaxHome
-from keras_dist_jax.variables.homes import own_shard_on
+from keras_dist_jax.variables.storage import CentralStorage
+from keras_dist_jax.variables.storage import JaxStorage
+from keras_dist_jax.variables.storage import own_shard_on
 
 
 class JaxExecutor(Executor):
@@ -53,7 +53,7 @@ class JaxExecutor(Executor):
 
     sees_all_rows = True
     # Where the single copies of variables are; `None` without any.
-    homes: Homes | None = None
+    storage_layouts: StorageLayouts | None = None
 
     def __init__(
         self,
@@ -68,9 +68,11 @@ class JaxExecutor(Executor):
         self._devices = jax_devices()
         # The place of results that belong to no variable: with central
         # storage they can be combined with all variables there.
-        self._home = self.homes or layout
+        self._storage_layout = self.storage_layouts or layout
         self._replicas: JaxReplicas | None = (
-            JaxReplicas(layout, plan.first_replica, workers, self._home)
+            JaxReplicas(
+                layout, plan.first_replica, workers, self._storage_layout
+            )
             if layout.is_mesh
             else None
         )
@@ -89,7 +91,7 @@ class JaxExecutor(Executor):
         )
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
-        return default_device(self._home.devices[0])
+        return default_device(self._storage_layout.devices[0])
 
     def execution_scope(self) -> contextlib.AbstractContextManager[Any]:
         return self.layout.scope()
@@ -97,8 +99,8 @@ class JaxExecutor(Executor):
     def default_device(self) -> Any:
         return jax.config.jax_default_device
 
-    def home(self, variable: keras.Variable) -> Home:
-        return JaxHome(variable, self.plan, self.layout)
+    def storage(self, variable: keras.Variable) -> Storage:
+        return JaxStorage(variable, self.plan, self.layout)
 
     @property
     def replicas(self) -> ReplicaRunner | None:
@@ -170,7 +172,7 @@ class JaxExecutor(Executor):
         if isinstance(own, jax.core.Tracer):
             return own
         own = copy_of(own)
-        return self._home.place(own)
+        return self._storage_layout.place(own)
 
     def combine_all(
         self, op: ReduceOp, values: Sequence[Sequence[Any]]
@@ -247,7 +249,7 @@ class JaxExecutor(Executor):
 class JaxCentralExecutor(JaxExecutor):
     """The executor of a plan with a single copy of each variable."""
 
-    homes: Homes
+    storage_layouts: StorageLayouts
     layout: MeshLayout
 
     def __init__(
@@ -259,14 +261,19 @@ class JaxCentralExecutor(JaxExecutor):
     ) -> None:
         known = jax_devices()
         self._owners = Owners(plan.variable_devices)
-        self.homes = Homes(
+        self.storage_layouts = StorageLayouts(
             self._owners, {d: known[d] for d in plan.variable_devices}
         )
         super().__init__(plan, layout, throttle, workers)
 
-    def home(self, variable: keras.Variable) -> CentralHome:
-        keeper, layout = self._owners.of(variable), self.homes.of(variable)
-        return CentralHome(variable, keeper, layout, self.layout.devices)
+    def storage(self, variable: keras.Variable) -> CentralStorage:
+        parameter_device, layout = (
+            self._owners.of(variable),
+            self.storage_layouts.of(variable),
+        )
+        return CentralStorage(
+            variable, parameter_device, layout, self.layout.devices
+        )
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
@@ -274,11 +281,13 @@ class JaxCentralExecutor(JaxExecutor):
         self._owners.keep_together(variable, reference)
 
     def _resting(self, array: Any) -> Any:
-        return self.homes.place(array)
+        return self.storage_layouts.place(array)
 
     def _trainer_of(self, model: keras.Model) -> Trainer:
         return CentralTrainer(
-            CentralRunning(model, self.layout, self.throttle, self.homes)
+            CentralRunning(
+                model, self.layout, self.throttle, self.storage_layouts
+            )
         )
 
 

@@ -18,17 +18,17 @@ from keras_dist.plugin.replica import ALONE
 from keras_dist.plugin.replica import Replica
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.runner import ReplicaRunner
-from keras_dist.plugin.threads import BatonPool
+from keras_dist.plugin.threads import LockstepThreads
 from keras_dist.plugin.threads import Round
 from keras_dist.replica.state import outside_replicas
 from keras_dist_jax import keras_internals as internals
-from keras_dist_jax.central.homes import Homes
+from keras_dist_jax.central.storage import StorageLayouts
 from keras_dist_jax.cluster.workers import JaxWorkers
 from keras_dist_jax.functions.gradients import summed_by
 from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.layout import default_device
-from keras_dist_jax.variables.homes import read_aliased
-from keras_dist_jax.variables.homes import shard_on
+from keras_dist_jax.variables.storage import read_aliased
+from keras_dist_jax.variables.storage import shard_on
 
 T = TypeVar("T")
 
@@ -44,12 +44,12 @@ class JaxReplicas(ReplicaRunner):
         layout: Layout,
         first: int = 0,
         workers: JaxWorkers | None = None,
-        home: Layout | Homes | None = None,
+        storage_layout: Layout | StorageLayouts | None = None,
     ) -> None:
         self._layout = layout
-        self._home = home or layout
+        self._storage_layout = storage_layout or layout
         self._workers, self._first = workers, first
-        self._batons = BatonPool(
+        self._batons = LockstepThreads(
             lambda: functools.partial(inherit_thread_state, thread_state())
         )
 
@@ -60,8 +60,10 @@ class JaxReplicas(ReplicaRunner):
 
         def on_device(index: int) -> T:
             with default_device(devices[index]):
-                home = self._home.devices[0]
-                return fn(JaxReplica(index, round_, devices, group, home))
+                storage_layout = self._storage_layout.devices[0]
+                return fn(
+                    JaxReplica(index, round_, devices, group, storage_layout)
+                )
 
         fns = [functools.partial(on_device, i) for i in range(len(devices))]
         results: list[T] = self._batons.run(round_, fns)
@@ -84,19 +86,19 @@ class JaxReplicas(ReplicaRunner):
         if workers is not None:
             summed = workers.sum(summed)
         # The update runs on each device that has the variables.
-        placed = iter([self._home.place(total) for total in summed])
+        placed = iter([self._storage_layout.place(total) for total in summed])
         return [None if total is None else next(placed) for total in totals]
 
     def _sum(self, terms: list[Any]) -> Any:
         if not terms:
             return None
-        primary = self._home.devices[0]
+        primary = self._storage_layout.devices[0]
         return functools.reduce(
             jax.numpy.add, [jax.device_put(term, primary) for term in terms]
         )
 
     def building(self) -> contextlib.AbstractContextManager[Any]:
-        return default_device(self._home.devices[0])
+        return default_device(self._storage_layout.devices[0])
 
 
 class JaxReplica(Replica):
@@ -108,10 +110,12 @@ class JaxReplica(Replica):
         round_: Round,
         devices: Sequence[Any],
         group: ReplicaGroup = ALONE,
-        home: Any = None,
+        storage_layout: Any = None,
     ) -> None:
         super().__init__(index, WHOLE, group)
-        self._home = devices[0] if home is None else home
+        self._storage_layout = (
+            devices[0] if storage_layout is None else storage_layout
+        )
         self._round = round_
         self._devices = devices
         self._device = devices[index]
@@ -132,7 +136,7 @@ class JaxReplica(Replica):
                 )
 
         def hold(values: list[Any]) -> T:
-            with outside_replicas(), default_device(self._home):
+            with outside_replicas(), default_device(self._storage_layout):
                 return fn(values)
 
         result: T = self._round.rendezvous(self.index, what, hold, value)

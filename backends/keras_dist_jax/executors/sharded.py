@@ -11,9 +11,9 @@ import numpy as np
 
 from keras_dist.core.plan import Plan
 from keras_dist.internals.keras_optimizers import with_gradients
-from keras_dist.plugin.home import Home
-from keras_dist.plugin.powers import KeepsParts
-from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.plugin.capabilities import KeepsShards
+from keras_dist.plugin.capabilities import UpdatesShards
+from keras_dist.plugin.storage import Storage
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.cluster.workers import JaxWorkers
 from keras_dist_jax.executors.executor import JaxExecutor
@@ -33,10 +33,10 @@ from keras_dist_jax.sharding.sharded_steps import state_of
 from keras_dist_jax.sharding.supported import rate_now
 from keras_dist_jax.sharding.supported import settings_text
 from keras_dist_jax.throttle import Throttle
-from keras_dist_jax.variables.homes import JaxShardedHome
+from keras_dist_jax.variables.storage import JaxShardedStorage
 
 
-class JaxShardedExecutor(JaxExecutor, KeepsParts):
+class JaxShardedExecutor(JaxExecutor, KeepsShards):
     """The executor that shards some variables over the replicas."""
 
     def __init__(
@@ -65,11 +65,11 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
             return self.layout.scope()
         return super().creation_scope()
 
-    def home(self, variable: keras.Variable) -> Home:
+    def storage(self, variable: keras.Variable) -> Storage:
         own = self._sharding.shards_for(variable)
         if own is None:
-            return super().home(variable)
-        return JaxShardedHome(variable, self.plan, self.layout, own)
+            return super().storage(variable)
+        return JaxShardedStorage(variable, self.plan, self.layout, own)
 
     def creating_beside(
         self, reference: Any
@@ -97,7 +97,7 @@ class JaxShardedExecutor(JaxExecutor, KeepsParts):
     written_by_chief = readable_by_chief
 
 
-class ShardedReplicas(JaxReplicas, UpdatesParts):
+class ShardedReplicas(JaxReplicas, UpdatesShards):
     """Replicas whose optimizers update each part on its own device."""
 
     def __init__(
@@ -116,7 +116,7 @@ class ShardedReplicas(JaxReplicas, UpdatesParts):
             weakref.WeakKeyDictionary()
         )
 
-    def update_parts(
+    def update_shards(
         self,
         optimizer: Any,
         gradients: Sequence[Sequence[Any]],

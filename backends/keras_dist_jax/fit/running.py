@@ -107,7 +107,7 @@ class Running:
             internals.variables_of(self.model, name) for name in names
         ]
         self._bindings = [
-            [binding_in_fit(v, self.home(v)) for v in group]
+            [binding_in_fit(v, self.storage_layout(v)) for v in group]
             for group in self._variables
         ]
         values = [list(map(_taken, group)) for group in self._bindings]
@@ -145,7 +145,7 @@ class Running:
         guarding = layout.compile(self.for_mesh(step), **options)
         return Programs(*map(_guarded_if_needed, plain, guarding))
 
-    def home(self, variable: keras.Variable) -> Layout:
+    def storage_layout(self, variable: keras.Variable) -> Layout:
         """Returns the layout on which a variable rests while no step runs."""
         return self.layout
 
@@ -305,7 +305,7 @@ class FitStep:
             is_sharded, data, rows = layout.put_batch(data)
         call = programs.sharded if is_sharded else programs.replicated
         with throttle.lock:
-            throttle.settle(running)
+            throttle.drain(running)
             if running.failures:
                 running.raise_failure()
             throttle.record(f"a batch in `{self._name}`")

@@ -101,7 +101,7 @@ def differentiate(
     kept: list[_Differentiated] = []
 
     def of_values(values: list[Any], tensors: list[Any]) -> tuple[Any, Any]:
-        scope = _Differentiated(variables, values, are_in_parts)
+        scope = _Differentiated(variables, values, are_sharded)
         kept.append(scope)
         is_traced = current_trace() is not None
         # Else single operations would be compiled anew, too.
@@ -111,12 +111,12 @@ def differentiate(
         return jnp.asarray(value), aux
 
     below = stateless_scope()
-    are_in_parts = [*map(_is_in_parts, variables)]
+    are_sharded = [*map(_is_sharded, variables)]
     values = [
         jnp.zeros(variable.shape, internals.dtype_of(variable))
-        if in_parts
+        if sharded
         else _value(below, variable)
-        for variable, in_parts in zip(variables, are_in_parts, strict=True)
+        for variable, sharded in zip(variables, are_sharded, strict=True)
     ]
     try:
         with HOOKS:
@@ -145,7 +145,7 @@ class _Differentiated(Overlay):
         self,
         variables: Sequence[keras.Variable],
         values: Sequence[Any],
-        are_in_parts: Sequence[bool],
+        are_sharded: Sequence[bool],
     ) -> None:
         super().__init__(eagerly=eagerly)
         self.traced: list[tuple[keras.Variable, Any]] = []
@@ -153,8 +153,8 @@ class _Differentiated(Overlay):
         # Those that are read from below. One in parts is gathered there.
         self._changed = {
             id(variable)
-            for variable, in_parts in zip(variables, are_in_parts, strict=True)
-            if in_parts
+            for variable, sharded in zip(variables, are_sharded, strict=True)
+            if sharded
         }
 
     def get_current_value(self, variable: keras.Variable) -> Any:
@@ -211,11 +211,11 @@ _shifted = jax.custom_jvp(_first)
 _shifted.defjvp(_first_and_sum)
 
 
-def _is_in_parts(variable: keras.Variable) -> bool:
+def _is_sharded(variable: keras.Variable) -> bool:
     """Tells whether a replica of a compiled function gathers a variable."""
     trace = current_trace()
     own = None if trace is None else trace.of_replica
-    return own is not None and own.is_in_parts(variable)
+    return own is not None and own.is_sharded(variable)
 
 
 def _leaving(variable: keras.Variable, value: Any) -> TraceError:

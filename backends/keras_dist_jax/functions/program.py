@@ -41,7 +41,7 @@ from keras_dist_jax.throttle import Throttle
 from keras_dist_jax.variables.bindings import LOCK
 from keras_dist_jax.variables.bindings import Bindings
 from keras_dist_jax.variables.bindings import VariableBinding
-from keras_dist_jax.variables.homes import ALIASED
+from keras_dist_jax.variables.storage import ALIASED
 
 # References to an array that a variable and its binding have.
 _OWN = 3
@@ -77,7 +77,7 @@ class Program:
         self._is_first = is_first
         # The layout of programs on several devices, or `None`.
         several = layout is not None and layout.is_mesh
-        self._home = None if layout is None else layout.devices[0]
+        self._storage_layout = None if layout is None else layout.devices[0]
         self._several = layout if several else None
         self.is_placed = layout is None or several
         # Variables that it takes: first those whose arrays it deletes, then
@@ -131,7 +131,7 @@ class Program:
             with LOCK:
                 return self._dispatched(leaves)
         with throttle.lock, LOCK:
-            throttle.settle(self._owner)
+            throttle.drain(self._owner)
             if meets:
                 throttle.record(meets)
             return self._dispatched(leaves)
@@ -191,7 +191,11 @@ class Program:
             return leaf
         if self._several is not None:
             return self._several.place(leaf)
-        return leaf if self._home is None else jax.device_put(leaf, self._home)
+        return (
+            leaf
+            if self._storage_layout is None
+            else jax.device_put(leaf, self._storage_layout)
+        )
 
     def _made_global(self, leaf: Any) -> Any:
         """Converts an argument to an array over the devices of all workers."""

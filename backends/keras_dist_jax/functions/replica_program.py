@@ -26,12 +26,12 @@ from keras_dist_jax.functions.cells import place_of
 from keras_dist_jax.functions.cells import read
 from keras_dist_jax.functions.cells import run
 from keras_dist_jax.functions.cells import write
-from keras_dist_jax.functions.part_updates import PartUpdates
 from keras_dist_jax.functions.replica_trace import ALL
 from keras_dist_jax.functions.replica_trace import OWN
 from keras_dist_jax.functions.replica_trace import ReplicaTrace
 from keras_dist_jax.functions.replica_trace import TracedCall
 from keras_dist_jax.functions.replica_trace import TracedRunner
+from keras_dist_jax.functions.shard_updates import ShardUpdates
 from keras_dist_jax.functions.structure import ARRAY_TYPES
 from keras_dist_jax.functions.structure import check_constant
 from keras_dist_jax.functions.tracing import Trace
@@ -141,7 +141,7 @@ class _BodyTrace:
     def _spec(self, variable: keras.Variable) -> PartitionSpec:
         own = self.replica_trace.divided_by(variable)
         if own is not None:
-            return own.spec_of_parts
+            return own.spec_of_shards
         return CUT if is_per_replica(variable) else ON_EACH
 
     def _on_each_device(self, arguments: list[Any]) -> Any:
@@ -270,7 +270,7 @@ class _Body:
     def _runner(self, replica_trace: ReplicaTrace) -> TracedRunner:
         if self.sharding is None:
             return TracedRunner(replica_trace)
-        return PartUpdates(replica_trace, self.sharding)
+        return ShardUpdates(replica_trace, self.sharding)
 
     def _divisible(self) -> Callable[..., Any]:
         """Returns the function, with operations that logical devices divide."""

@@ -102,11 +102,11 @@ class ReplicaTrace:
         if not self.trace.has(variable):
             return None
         if (
-            self.is_in_parts(variable)
+            self.is_sharded(variable)
             and id(variable) in self.trace.inside.whole
         ):
             self._make_whole(variable)
-        if not self.is_in_parts(variable):
+        if not self.is_sharded(variable):
             return read(self._cell_of_value(variable))
         own, key = shards.shards_of(variable), id(variable)
         if not is_traced_by(self.index):
@@ -136,7 +136,7 @@ class ReplicaTrace:
             whole = shards.shards_of(variable).gathered(self.part(variable))
             write(self._cell_of_value(variable), whole)
 
-    def is_in_parts(self, variable: keras.Variable) -> bool:
+    def is_sharded(self, variable: keras.Variable) -> bool:
         """Tells whether a read gathers the parts of all replicas."""
         is_divided = self.divided_by(variable) is not None
         return is_divided and id(variable) not in self._are_whole
@@ -152,26 +152,26 @@ class ReplicaTrace:
         role = OWN if self.divided_by(variable) is None else ALL
         return cell_of(variable, role, variable.shape)
 
-    def _cell_of_part(self, variable: keras.Variable) -> jax.Ref:
+    def _cell_of_shard(self, variable: keras.Variable) -> jax.Ref:
         own = shards.shards_of(variable)
-        return cell_of(variable, OWN, own.replica_part.part_shape)
+        return cell_of(variable, OWN, own.replica_shard.shard_shape)
 
     def part(self, variable: keras.Variable) -> Any:
         """Returns this replica's part of a variable in parts."""
-        return read(self._cell_of_part(variable))
+        return read(self._cell_of_shard(variable))
 
     def write(self, variable: keras.Variable, value: Any) -> None:
         check_owner(variable, self.strategy)
         self.trace.has(variable)
-        if self.is_in_parts(variable):
+        if self.is_sharded(variable):
             self._note_assignment(variable, self.trace.inside.whole)
             self._make_whole(variable)
         write(self._cell_of_value(variable), value)
 
-    def write_part(self, variable: keras.Variable, part: Any) -> None:
+    def write_shard(self, variable: keras.Variable, part: Any) -> None:
         """Replaces this replica's part of a sharded variable."""
         self._note_assignment(variable, self.trace.inside.parts)
-        write(self._cell_of_part(variable), part)
+        write(self._cell_of_shard(variable), part)
 
     def everyone(self, nest: Any) -> list[Any]:
         """Gathers a nest of every replica; only tensors need a collective."""

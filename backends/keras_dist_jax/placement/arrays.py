@@ -75,7 +75,7 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     for shard in away:
         shard.copy_to_host_async()
     return [
-        own_part(array)
+        own_shard(array)
         if shard is None
         # A buffer with a view on it can't be reused by the next step.
         else np.array(shard, copy=True if _is_on_host(shard) else None)
@@ -102,7 +102,7 @@ def axis_of(array: Any) -> int | None:
     return next((axis for axis, names in axes if AXIS in (names or ())), None)
 
 
-def own_part(array: Any) -> np.ndarray[Any, Any]:
+def own_shard(array: Any) -> np.ndarray[Any, Any]:
     """Copies the part on this worker's devices to host memory."""
     shards = {
         tuple(place.start or 0 for place in shard.index): shard.data

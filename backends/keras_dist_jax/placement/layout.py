@@ -109,7 +109,7 @@ class Layout(ABC):
 
         All workers have to read the array of the same name.
         """
-        return arrays.own_part(array)
+        return arrays.own_shard(array)
 
     def chiefs(self, value: Any, name: str) -> Any:
         """Returns the chief's value, for all workers to assign."""
@@ -355,7 +355,7 @@ class WideLayout(MeshLayout):
 
     def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
         jax.block_until_ready(array)
-        axis, part = arrays.axis_of(array), arrays.own_part(array)
+        axis, part = arrays.axis_of(array), arrays.own_shard(array)
         if axis is None:  # each worker has all of it
             return part
         self._workers.barrier(f"a read of {name}")

@@ -123,7 +123,7 @@ def _program(own: Shards, initializer: Any, dtype: Any) -> Callable[..., Any]:
     return program
 
 
-def make_in_parts(variable: keras.Variable, initializer: Any) -> bool:
+def make_sharded(variable: keras.Variable, initializer: Any) -> bool:
     """Initializes a variable of a strategy that shards it, in parts."""
     owner = vars(variable).get("distribute_strategy")
     if owner is None and context.in_cross_replica_context():

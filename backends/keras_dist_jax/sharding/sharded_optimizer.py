@@ -16,7 +16,7 @@ from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_optimizers
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_optimizers import inner_of
-from keras_dist_jax.sharding.shards import ReplicaPart
+from keras_dist_jax.sharding.shards import ReplicaShard
 from keras_dist_jax.sharding.supported import check_optimizer
 from keras_dist_jax.sharding.supported import settings_of
 
@@ -38,7 +38,7 @@ class ShardedOptimizer:
     def __init__(
         self,
         optimizer: keras.optimizers.Optimizer,
-        divide: Callable[[keras.Variable], ReplicaPart],
+        divide: Callable[[keras.Variable], ReplicaShard],
     ) -> None:
         check_optimizer(optimizer)
         trained = keras_optimizers.trainable_variables(optimizer)
@@ -54,7 +54,7 @@ class ShardedOptimizer:
         own = inner_of(optimizer)
         # What is made here belongs to no strategy.
         with opened(None), context.in_replica(None):
-            own_parts = list(map(_part_like, trained, self.parts))
+            own_shards = list(map(_shard_like, trained, self.parts))
             self._inner = _another(own)
             self._copy = self._inner
             if self._scales_loss:
@@ -64,7 +64,7 @@ class ShardedOptimizer:
                     optimizer.dynamic_growth_steps,
                     name=optimizer.name,
                 )
-            made = self._build(own_parts)
+            made = self._build(own_shards)
         # Variables of the optimizer that are not in its own `variables`.
         self._left_out = self._track_left_out(own)
         self.variables = [*optimizer.variables, *self._left_out]
@@ -79,15 +79,15 @@ class ShardedOptimizer:
         if self._scales_loss:
             vars(self._copy)["check_finite"] = self._is_finite
             self._position_of_scale = positions[id(self._copy.dynamic_scale)]
-        pairs = zip(own_parts, trained, strict=True)
+        pairs = zip(own_shards, trained, strict=True)
         whole = {id(part): variable for part, variable in pairs}
         keras_optimizers.update_with(
             self._inner,
             self._clip,
             lambda v: keras_optimizers.uses_weight_decay(own, whole[id(v)]),
         )
-        self._own_parts = own_parts
-        for variable in [*own_parts, *self._copy.variables]:
+        self._own_shards = own_shards
+        for variable in [*own_shards, *self._copy.variables]:
             keras_internals.set_value(variable, None)
 
     def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
@@ -102,7 +102,7 @@ class ShardedOptimizer:
         """Returns whether `variables[position]` is in parts."""
         return position in self._slots
 
-    def parts_of(self, position: int) -> ReplicaPart:
+    def parts_of(self, position: int) -> ReplicaShard:
         """Returns how a slot is divided, which is as its variable is."""
         return self.parts[self._slots[position].index]
 
@@ -165,7 +165,7 @@ class ShardedOptimizer:
         """Returns the new values of one part of `variables`, then of the
         trainable ones; those that do not change are the given ones. `record`
         makes a scope of values that notes what is `written` in it."""
-        variables = [*self._copy.variables, *self._own_parts]
+        variables = [*self._copy.variables, *self._own_shards]
         tensors = [*optimizer_values, *parameters]
         with (
             context.in_replica(None),
@@ -191,7 +191,7 @@ class ShardedOptimizer:
         self._follow()
         self._totals = totals
         try:
-            pairs = [*zip(gradients, self._own_parts, strict=True)]
+            pairs = [*zip(gradients, self._own_shards, strict=True)]
             present = [pair for pair in pairs if pair[0] is not None]
             if present:
                 self._copy.apply(*map(list, zip(*present, strict=True)))
@@ -213,10 +213,10 @@ class ShardedOptimizer:
                 keras_optimizers.set_learning_rate_of(ours, rate)
 
     def _build(
-        self, own_parts: list[keras.Variable]
+        self, own_shards: list[keras.Variable]
     ) -> list[tuple[keras.Variable, OptimizerSlot]]:
         """Builds the copy, and returns its slots."""
-        places = {id(variable): i for i, variable in enumerate(own_parts)}
+        places = {id(variable): i for i, variable in enumerate(own_shards)}
         made: list[tuple[keras.Variable, OptimizerSlot]] = []
         original = self._inner.add_variable_from_reference
 
@@ -230,7 +230,7 @@ class ShardedOptimizer:
 
         vars(self._inner)["add_variable_from_reference"] = add
         try:
-            self._copy.build(own_parts)
+            self._copy.build(own_shards)
         finally:
             del vars(self._inner)["add_variable_from_reference"]
         return made
@@ -334,9 +334,11 @@ def _another(optimizer: Any) -> Any:
     return type(optimizer).from_config({**config, "learning_rate": own})
 
 
-def _part_like(variable: keras.Variable, parts: ReplicaPart) -> keras.Variable:
+def _shard_like(
+    variable: keras.Variable, parts: ReplicaShard
+) -> keras.Variable:
     part = keras.Variable(
-        shape=parts.part_shape,
+        shape=parts.shard_shape,
         initializer="zeros",
         dtype=variable.dtype,
         name=variable.name,

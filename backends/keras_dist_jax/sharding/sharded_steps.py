@@ -25,7 +25,7 @@ from keras_dist_jax.sharding import shards
 from keras_dist_jax.sharding.logical_axes import LogicalAxes
 from keras_dist_jax.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_jax.sharding.sharded_optimizer import check_variables
-from keras_dist_jax.sharding.shards import ReplicaPart
+from keras_dist_jax.sharding.shards import ReplicaShard
 from keras_dist_jax.sharding.shards import Shards
 from keras_dist_jax.sharding.supported import check_optimizer
 from keras_dist_jax.updates import Updates
@@ -134,13 +134,13 @@ class Sharding:
         sharded: ShardedOptimizer = found[1]
         return sharded
 
-    def _division(self, variable: keras.Variable) -> ReplicaPart:
+    def _division(self, variable: keras.Variable) -> ReplicaShard:
         own, shape = self.update_shards(variable), tuple(variable.shape)
         is_over_replicas = own is not None and own.is_over_replicas
         return (
-            own.replica_part
+            own.replica_shard
             if own and is_over_replicas
-            else ReplicaPart(shape, shape)
+            else ReplicaShard(shape, shape)
         )
 
     def step(

@@ -31,11 +31,11 @@ _SLOT = "_keras_dist_is_slot"
 LEAST_ELEMENTS = 1024
 
 
-class ReplicaPart(NamedTuple):
+class ReplicaShard(NamedTuple):
     """The shape of a variable, and of the part that a replica has."""
 
     shape: tuple[int, ...]
-    part_shape: tuple[int, ...]
+    shard_shape: tuple[int, ...]
     shards: "Shards | None" = None
 
 
@@ -88,14 +88,14 @@ class Shards:
             spec[self._axis] = AXIS
             parts[self._axis] = -(-of_array[self._axis] // count)
             stored[self._axis] = parts[self._axis] * count
-        self.part_shape, self.stored_shape = tuple(parts), tuple(stored)
+        self.shard_shape, self.stored_shape = tuple(parts), tuple(stored)
         self.sharding = NamedSharding(mesh, PartitionSpec(*spec))
         # Whether replicas have parts, and the part that a replica has in a
         # replica function, where the compiler divides the other axes.
         self.is_over_replicas = self._axis is not None
         if self._axis is not None:
             stored[self._axis] //= count
-        self.replica_part = ReplicaPart(self.shape, tuple(stored), self)
+        self.replica_shard = ReplicaShard(self.shape, tuple(stored), self)
 
     def stored(self, value: Any) -> Any:
         """Converts a whole value to the array's shape."""
@@ -121,7 +121,7 @@ class Shards:
         return jax.lax.with_sharding_constraint(value, self.sharding)
 
     @property
-    def spec_of_parts(self) -> PartitionSpec:
+    def spec_of_shards(self) -> PartitionSpec:
         """The spec by which replica functions take and give parts."""
         assert self._axis is not None
         return PartitionSpec(*[None] * self._axis, AXIS)
@@ -138,10 +138,10 @@ class Shards:
             self.stored(value), AXIS, scatter_dimension=self._axis, tiled=True
         )
 
-    def own_part(self, value: Any) -> Any:
+    def own_shard(self, value: Any) -> Any:
         """Returns a replica's part of a whole value in a function."""
         assert self._axis is not None
-        size = self.replica_part.part_shape[self._axis]
+        size = self.replica_shard.shard_shape[self._axis]
         start = jax.lax.axis_index(AXIS) * size
         return jax.lax.dynamic_slice_in_dim(
             self.stored(value), start, size, self._axis
@@ -177,11 +177,11 @@ class Shards:
         return self._divided(self.stored(np.asarray(value)))
 
     def put_own(self, part: np.ndarray[Any, Any]) -> Any:
-        """Makes the array from this worker's part, as `own_part` gives it."""
+        """Makes the array from this worker's part, as `own_shard` gives it."""
         if part.shape == self.stored_shape:
             return self._divided(part)
         assert self._axis is not None
-        first = self.layout.first * self.part_shape[self._axis]
+        first = self.layout.first * self.shard_shape[self._axis]
         return self._divided(part, first)
 
     def _divided(self, value: np.ndarray[Any, Any], first: int = 0) -> Any:

@@ -1,1 +1,1 @@
-"""Variables' arrays: their homes, and how programs take and give them."""
+"""Variables' arrays: their storage, and how programs take and give them."""

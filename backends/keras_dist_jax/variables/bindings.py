@@ -23,8 +23,8 @@ from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.per_replica import join
 from keras_dist_jax.placement.per_replica import parts_of
 from keras_dist_jax.sharding import shards
-from keras_dist_jax.variables.homes import ALIASED
-from keras_dist_jax.variables.homes import place
+from keras_dist_jax.variables.storage import ALIASED
+from keras_dist_jax.variables.storage import place
 
 # Held while programs take and replace the arrays of variables.
 LOCK = threading.RLock()
@@ -165,21 +165,25 @@ class ShardedBinding(VariableBinding):
 class CopiedBinding(PlainBinding):
     """A variable of which programs on several devices take copies.
 
-    It rests at `home`, or with `None`, outside any strategy, where it is.
+    It rests at `storage_layout`, or with `None`, outside any strategy, where
+    it is.
     """
 
     is_direct = False
 
     def __init__(
-        self, variable: keras.Variable, layout: Layout, home: Layout | None
+        self,
+        variable: keras.Variable,
+        layout: Layout,
+        storage_layout: Layout | None,
     ) -> None:
-        super().__init__(variable, home)
+        super().__init__(variable, storage_layout)
         self._mesh = layout
         # A copy that was sent away can be deleted. Over several workers, the
         # variable's own array has the memory of the copy, and it has to be
         # there after a worker is lost in the middle of a program.
-        self.donates = home is not None and not (
-            {*home.devices} & {*layout.devices}
+        self.donates = storage_layout is not None and not (
+            {*storage_layout.devices} & {*layout.devices}
         )
 
     def _copy(self, own: Any) -> Any:
@@ -278,11 +282,13 @@ class Bindings:
         return binding
 
 
-def binding_in_fit(variable: keras.Variable, home: Layout) -> BindingInFit:
-    """Returns a binding to steps of a model; the variable rests at `home`."""
+def binding_in_fit(
+    variable: keras.Variable, storage_layout: Layout
+) -> BindingInFit:
+    """Returns a binding to steps of a model; the variable rests there."""
     if shards.is_sharded(variable):
         return ShardedBinding(variable)
-    return PlainBinding(variable, home)
+    return PlainBinding(variable, storage_layout)
 
 
 def _binding_for(
@@ -294,9 +300,9 @@ def _binding_for(
         return PerReplicaBinding(variable, layout)
     if layout is not None and owner is None:
         return CopiedBinding(variable, layout, None)
-    if layout is not None and owner.executor.homes is not None:
-        home = owner.executor.homes.of(variable)
-        return CopiedBinding(variable, layout, home)
+    if layout is not None and owner.executor.storage_layouts is not None:
+        storage_layout = owner.executor.storage_layouts.of(variable)
+        return CopiedBinding(variable, layout, storage_layout)
     if layout is not None and layout.is_global:
         return CopiedBinding(variable, layout, layout)
     return PlainBinding(variable, layout)

@@ -18,7 +18,7 @@ from keras_dist.internals.hooks import Hooks
 from keras_dist.internals.hooks import as_hook
 from keras_dist.planning.estimates import SLOTS_SPLIT
 from keras_dist.planning.estimates import Load
-from keras_dist.plugin.powers import check_state_shards
+from keras_dist.plugin.capabilities import check_state_shards
 from keras_dist.tools.counting import check_built
 from keras_dist.tools.counting import load_of
 from keras_dist.tools.users_function import called

@@ -27,7 +27,7 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.launch.function import launch
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.backend import list_devices
-from keras_dist.plugin.powers import shards_on_devices
+from keras_dist.plugin.capabilities import shards_on_devices
 from keras_dist.replica.replica_context import get_replica_context
 from keras_dist.strategies.central_storage import CentralStorageStrategy
 from keras_dist.strategies.mirrored import MirroredStrategy

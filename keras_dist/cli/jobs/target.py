@@ -24,7 +24,7 @@ from keras_dist.planning.report import Choice
 from keras_dist.planning.report import choice_on
 from keras_dist.planning.targets import Target
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import CompilesForTargets
+from keras_dist.plugin.capabilities import CompilesForTargets
 from keras_dist.tools.counting import load_of
 from keras_dist.tools.users_function import called
 from keras_dist.tools.users_function import function_of

@@ -15,8 +15,8 @@ import keras
 
 from keras_dist.fit.workers.state_file import assign_if_alike
 from keras_dist.fit.workers.state_file import listed
-from keras_dist.fit.workers.together import learning_rates
-from keras_dist.fit.workers.together import written_beside
+from keras_dist.fit.workers.sync import learning_rates
+from keras_dist.fit.workers.sync import written_beside
 from keras_dist.fit.workers.training_state import TrainingState
 from keras_dist.internals.keras_data import read_execution
 from keras_dist.internals.keras_data import set_initial_epoch
@@ -34,7 +34,7 @@ _METHODS = ("on_train_batch_begin", "on_train_batch_end")
 _ABSENT = object()
 
 
-def refuse_parts(model: keras.Model, callbacks: Any) -> None:
+def refuse_shards(model: keras.Model, callbacks: Any) -> None:
     """Refuses Keras' own `BackupAndRestore` where workers saved in parts.
 
     It would not find their backup, and begin again.
@@ -44,7 +44,7 @@ def refuse_parts(model: keras.Model, callbacks: Any) -> None:
         if not isinstance(callback, keras.callbacks.BackupAndRestore):
             continue
         path = callback.backup_dir
-        if TrainingState(model, path).exists_in_parts():
+        if TrainingState(model, path).exists_sharded():
             raise ValueError(
                 "Only workers of MultiWorkerMirroredStrategy continue from a "
                 "backup of sharded variables by themselves. Received: "

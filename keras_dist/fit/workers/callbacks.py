@@ -122,16 +122,16 @@ def flat_callbacks(callbacks: Any) -> list[Any]:
 
 
 def quiet_callbacks(
-    callbacks: Sequence[Any], keeps_parts: bool = False
+    callbacks: Sequence[Any], keeps_shards: bool = False
 ) -> list[Any]:
     """Returns the callbacks that run on a worker that is not the chief.
 
     Those that write are left out, those that print become quiet. With
-    `keeps_parts`, saving takes all workers, so that savers stay.
+    `keeps_shards`, saving takes all workers, so that savers stay.
     """
     kept = []
     for callback in callbacks:
-        if keeps_parts and isinstance(callback, _SAVER):
+        if keeps_shards and isinstance(callback, _SAVER):
             callback = _only_saving(callback)
         elif _is_on_chief(callback):
             continue
@@ -143,12 +143,12 @@ def quiet_callbacks(
 
 @contextlib.contextmanager
 def chiefs_guarded(
-    callbacks: Sequence[Any], keeps_parts: bool
+    callbacks: Sequence[Any], keeps_shards: bool
 ) -> Iterator[None]:
     """Has callbacks that only the chief runs raise where they would hang."""
     hooked = []
     for callback in filter(_is_on_chief, callbacks):
-        saves = keeps_parts and isinstance(callback, _SAVER)
+        saves = keeps_shards and isinstance(callback, _SAVER)
         for name in _HOOKS:
             method = getattr(callback, name, None)
             own = vars(callback)

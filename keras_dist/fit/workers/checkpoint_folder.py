@@ -17,8 +17,8 @@ from typing import Any
 
 from keras_dist.errors import CheckpointError
 from keras_dist.errors import ClusterError
-from keras_dist.fit.workers.together import UNFINISHED
-from keras_dist.fit.workers.together import written_beside
+from keras_dist.fit.workers.sync import UNFINISHED
+from keras_dist.fit.workers.sync import written_beside
 from keras_dist.plugin.workers import Workers
 
 _INDEX = "checkpoint.json"

@@ -20,8 +20,8 @@ import numpy as np
 
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
-from keras_dist.fit.workers.together import readable_by_chief
-from keras_dist.fit.workers.together import written_beside
+from keras_dist.fit.workers.sync import readable_by_chief
+from keras_dist.fit.workers.sync import written_beside
 from keras_dist.internals.hooks import as_hook
 from keras_dist.plugin.chief_only import is_chief_only
 from keras_dist.plugin.chief_only import saving

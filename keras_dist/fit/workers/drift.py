@@ -52,7 +52,7 @@ def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
     variables = state_of(model)
     code = code_of([keras_internals.value_of(v) for v in variables])
     for index in range(1, plan.num_local_replicas):
-        copies = [strategy.executor.home(v).read(index) for v in variables]
+        copies = [strategy.executor.storage(v).read(index) for v in variables]
         if code_of(copies) == code:
             continue
         values = [keras_internals.value_of(v) for v in variables]

@@ -14,7 +14,7 @@ import keras
 
 from keras_dist.fit.workers import fingerprint
 from keras_dist.fit.workers import same_data
-from keras_dist.fit.workers import together
+from keras_dist.fit.workers import sync
 from keras_dist.fit.workers.agreement import Facts
 from keras_dist.fit.workers.agreement import compare
 from keras_dist.fit.workers.backup import Restore
@@ -28,9 +28,9 @@ from keras_dist.fit.workers.iterators import shuffles_noted
 from keras_dist.internals.keras_data import set_initial_epoch
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.capabilities import KeepsShards
 from keras_dist.plugin.executor import Executor
 from keras_dist.plugin.front_end import bound
-from keras_dist.plugin.powers import KeepsParts
 from keras_dist.plugin.workers import Workers
 
 _ARGUMENTS = (
@@ -73,7 +73,7 @@ class Entry:
         self._callbacks = flat_callbacks(
             given.callbacks if self._is_list else given
         )
-        self._in_parts = isinstance(executor, KeepsParts)
+        self._in_parts = isinstance(executor, KeepsShards)
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
             self._callbacks = quiet_callbacks(self._callbacks, self._in_parts)
@@ -141,7 +141,7 @@ class Entry:
     def _join(self, some_have_callbacks: bool) -> None:
         """Adds the callbacks that keep the workers together."""
         workers = self._workers
-        last: list[Any] = [together.Together(workers, some_have_callbacks)]
+        last: list[Any] = [sync.SyncCallback(workers, some_have_callbacks)]
         for index, callback in enumerate(self._callbacks):
             if isinstance(callback, BACKUP):
                 restore = Restore(callback, workers)

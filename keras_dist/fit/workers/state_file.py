@@ -20,9 +20,9 @@ from keras_dist.errors import CheckpointError
 from keras_dist.fit.workers.built import Built
 from keras_dist.fit.workers.built import build_as_saved
 from keras_dist.fit.workers.chief_saves import writing
-from keras_dist.fit.workers.together import take_chiefs_values
-from keras_dist.fit.workers.together import written_beside
-from keras_dist.fit.workers.together import written_by_chief
+from keras_dist.fit.workers.sync import take_chiefs_values
+from keras_dist.fit.workers.sync import written_beside
+from keras_dist.fit.workers.sync import written_by_chief
 from keras_dist.internals import keras_random
 from keras_dist.internals import keras_saveables
 from keras_dist.internals.hooks import seen_warnings

@@ -26,13 +26,13 @@ from keras_dist.fit.workers.matching import described
 from keras_dist.fit.workers.matching import key
 from keras_dist.fit.workers.matching import matched
 from keras_dist.fit.workers.state_file import StateFile
-from keras_dist.fit.workers.together import check_alike
-from keras_dist.fit.workers.together import readable_by_chief
+from keras_dist.fit.workers.sync import check_alike
+from keras_dist.fit.workers.sync import readable_by_chief
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
+from keras_dist.plugin.capabilities import SavesShards
+from keras_dist.plugin.capabilities import Writing
 from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.powers import SavesParts
-from keras_dist.plugin.powers import Writing
 from keras_dist.plugin.workers import Workers
 from keras_dist.plugin.workers import raise_explained
 
@@ -78,15 +78,15 @@ class TrainingState:
         if file is not None:
             self._file = StateFile(file, keeps_previous)
         plan = getattr(strategy, "plan", None)
-        self._may_be_in_parts = (
+        self._may_be_sharded = (
             self._workers is not None
             and plan is not None
             and plan.shards_variables
         )
         # Whether parts are written: `None` until workers have found out.
-        self._is_in_parts: bool | None = file is None or None
+        self._is_sharded: bool | None = file is None or None
 
-    def exists_in_parts(self) -> bool:
+    def exists_sharded(self) -> bool:
         """Returns whether the chief has a whole checkpoint in parts."""
         return self._folder.exists()
 
@@ -97,8 +97,8 @@ class TrainingState:
 
         Without `wait`, a thread writes the parts, which this copies."""
         self._check()
-        if self._goes_in_parts():
-            saved = self._save_parts(notes or {}, wait)
+        if self._goes_sharded():
+            saved = self._save_shards(notes or {}, wait)
             if self._file is not None and self._folder.is_chief:
                 self._file.remove()
             return saved
@@ -122,7 +122,7 @@ class TrainingState:
         else:
             notes = self._file.restore(self._model, self._workers)
         # Before a worker has to end, and has no time.
-        self._goes_in_parts()
+        self._goes_sharded()
         return notes
 
     def remove(self) -> None:
@@ -141,7 +141,7 @@ class TrainingState:
             )
         saving.wait()
         if self._file is None:
-            _power()
+            _capability()
         if not self._model.built:
             raise ValueError(
                 "Only a model with variables can be saved and restored. "
@@ -150,21 +150,21 @@ class TrainingState:
                 "batch."
             )
 
-    def _goes_in_parts(self) -> bool:
+    def _goes_sharded(self) -> bool:
         """Returns whether all workers can write parts, and share a folder."""
-        if self._is_in_parts is None:
-            self._is_in_parts = False
-            if self._may_be_in_parts and self._workers is not None:
+        if self._is_sharded is None:
+            self._is_sharded = False
+            if self._may_be_sharded and self._workers is not None:
                 everyone = self._workers.concatenate_numbers([_can_save()])
                 is_possible = all(everyone)
-                self._is_in_parts = is_possible and self._folder.is_shared(
+                self._is_sharded = is_possible and self._folder.is_shared(
                     _PATIENCE
                 )
-        return self._is_in_parts
+        return self._is_sharded
 
     def _come_together(self) -> Groups:
         """Returns the variables in groups, which workers have compared."""
-        _power()
+        _capability()
         groups = _groups(self._model)
         if self._workers is not None:
             self._workers.barrier("save_sharded or restore_sharded")
@@ -172,7 +172,9 @@ class TrainingState:
             check_alike(every, self._workers)
         return groups
 
-    def _save_parts(self, notes: Mapping[str, Any], wait: bool) -> Future[None]:
+    def _save_shards(
+        self, notes: Mapping[str, Any], wait: bool
+    ) -> Future[None]:
         build_optimizer(self._model)
         groups = self._come_together()
         built = built_for(self._model)
@@ -186,7 +188,7 @@ class TrainingState:
 
         def begin() -> str:
             begun.append(
-                _power().save_parts(
+                _capability().save_shards(
                     self._model, self._executor, named, parts, not wait
                 )
             )
@@ -268,7 +270,9 @@ class TrainingState:
             saved = {_MODEL: saved[_MODEL]}
         named = matched(groups, saved)
         with self._explained("read"):
-            _power().restore_parts(self._model, self._executor, named, parts)
+            _capability().restore_shards(
+                self._model, self._executor, named, parts
+            )
 
     def _layers_saved(self, saved: list[Described]) -> list[keras.Variable]:
         """Returns the layers' variables in the order of a checkpoint."""
@@ -303,9 +307,9 @@ class TrainingState:
             ) from error
 
 
-def _power() -> SavesParts:
+def _capability() -> SavesShards:
     backend = get_backend()
-    if not isinstance(backend, SavesParts):
+    if not isinstance(backend, SavesShards):
         raise UnsupportedModelError(
             f"The backend '{keras.backend.backend()}' keeps each variable "
             "whole, and saves it whole. Received: `save_sharded` or "
@@ -333,7 +337,7 @@ def _groups(model: keras.Model) -> Groups:
 def _can_save() -> int:
     """Returns 1 if the backend saves parts, and has what it takes."""
     try:
-        _power()
+        _capability()
     except (UnsupportedBackendError, UnsupportedModelError):
         return 0
     return 1

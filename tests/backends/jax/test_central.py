@@ -11,7 +11,7 @@ from central_models import size_of
 from central_models import variables_of
 
 import keras_dist
-from keras_dist_jax.central import homes as central
+from keras_dist_jax.central import storage as central
 from parity import harness
 
 SETUPS = pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_placing_again_moves_nothing():
         with strategy.scope():
             variable = keras.Variable(np.ones(3, "float32"))
         before = variable.value
-        strategy.executor.home(variable).settle()
+        strategy.executor.storage(variable).place()
         assert variable.value is before
 
 

@@ -197,8 +197,8 @@ def test_each_device_has_its_part_of_a_variable_and_its_slots(logical, count):
 
 
 def strategy_bytes(model, variable):
-    home = variable.distribute_strategy.executor.home(variable)
-    return [*home.bytes_kept().values()]
+    storage = variable.distribute_strategy.executor.storage(variable)
+    return [*storage.bytes_kept().values()]
 
 
 @pytest.mark.parametrize("what", ["variables", "optimizer_state"])

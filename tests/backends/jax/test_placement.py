@@ -49,7 +49,7 @@ def test_placing_again_moves_nothing():
     with strategy.scope():
         variable = keras.Variable(np.ones(3, "float32"))
     before = variable.value
-    strategy.executor.home(variable).settle()
+    strategy.executor.storage(variable).place()
     assert variable.value is before
 
 

@@ -149,7 +149,7 @@ def bytes_of(model):
 def bytes_of_parts(variables, count):
     """Bytes on each device: an axis of each variable is in equal parts."""
     return sum(
-        4 * math.prod(Shards(v.shape, _Devices(count)).part_shape)
+        4 * math.prod(Shards(v.shape, _Devices(count)).shard_shape)
         for v in variables
     )
 

@@ -8,7 +8,7 @@ from keras import optimizers
 from keras_dist.errors import UnsupportedModelError
 from keras_dist_jax.sharding.sharded_optimizer import ShardedOptimizer
 from keras_dist_jax.sharding.sharded_optimizer import check_gradients
-from keras_dist_jax.sharding.shards import ReplicaPart
+from keras_dist_jax.sharding.shards import ReplicaShard
 from keras_dist_jax.sharding.supported import check_optimizer
 
 SHAPES = [(3, 4), (5,), (), (2, 1, 3)]
@@ -18,7 +18,7 @@ def halved(variable):
     """Divides a variable along its first axis."""
     shape = tuple(variable.shape)
     part = (-(-shape[0] // 2), *shape[1:]) if shape else shape
-    return ReplicaPart(shape, part)
+    return ReplicaShard(shape, part)
 
 
 class OwnMomentum(optimizers.Optimizer):

@@ -12,7 +12,7 @@ from keras import ops
 from step_graphs import graph_of
 
 import keras_dist
-from keras_dist_tensorflow.central import OneCopyHome
+from keras_dist_tensorflow.central import OneCopyStorage
 from parity.harness import central
 from parity.harness import strategy as mirrored
 
@@ -358,7 +358,7 @@ def test_bytes_of_a_variable_that_has_not_moved_yet(monkeypatch):
         )
     strategy.run(lambda: counted.assign_add(1.0))
     executor = strategy.executor
-    here, owner = strategy.plan.devices[0], executor.keeper(counted)
-    assert executor.home(counted).bytes_kept() == {owner: 3 * 4}
-    monkeypatch.setattr(OneCopyHome, "devices", (here,))
-    assert executor.home(counted).bytes_kept() == {here: 4, owner: 2 * 4}
+    here, owner = strategy.plan.devices[0], executor.parameter_device(counted)
+    assert executor.storage(counted).bytes_kept() == {owner: 3 * 4}
+    monkeypatch.setattr(OneCopyStorage, "devices", (here,))
+    assert executor.storage(counted).bytes_kept() == {here: 4, owner: 2 * 4}

@@ -13,7 +13,7 @@ from step_graphs import step_of
 
 import keras_dist
 from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.backend import get_backend
 from keras_dist_tensorflow import workers as workers_module
@@ -77,7 +77,7 @@ def ragged(strategy):
     """gather_rows where sizes are those of the workers' rows, and not."""
     workers = strategy.executor.workers
     index, count = workers.cluster.index, workers.cluster.num_workers
-    shares = [Share(worker, count) for worker in range(count)]
+    shares = [RowShard(worker, count) for worker in range(count)]
 
     def fn(factor):
         rows = index * factor
@@ -102,7 +102,7 @@ def even_shares(strategy):
     """gather_rows where all workers have 2 rows, and tensors have others."""
     workers = strategy.executor.workers
     index, count = workers.cluster.index, workers.cluster.num_workers
-    shares = [Share(2, 2 * count)] * count
+    shares = [RowShard(2, 2 * count)] * count
 
     def rows_of(own):
         others = count - 1 - own
@@ -131,7 +131,7 @@ def known_sizes(strategy):
     """gather_rows where a graph knows sizes, and where they are others."""
     workers = strategy.executor.workers
     index, count = workers.cluster.index, workers.cluster.num_workers
-    shares = [Share(2, 2 * count)] * count
+    shares = [RowShard(2, 2 * count)] * count
     shapes = []
 
     @tf.function

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import keras_dist
-from keras_dist_torch import feeding
+from keras_dist_torch import prefetch
 
 BATCHES = 5
 
@@ -42,14 +42,14 @@ class Device:
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_the_next_batches_are_copied_during_a_step(ahead):
     device = Device(ahead)
-    for batch in feeding.sent_ahead(range(BATCHES), device.send, ahead):
+    for batch in prefetch.sent_ahead(range(BATCHES), device.send, ahead):
         device.compute(batch)
     assert device.computed == device.copied == list(range(BATCHES))
 
 
 def test_a_loop_that_ends_early_leaves_no_thread():
     device = Device(2)
-    batches = feeding.sent_ahead(range(BATCHES), device.send, 2)
+    batches = prefetch.sent_ahead(range(BATCHES), device.send, 2)
     device.compute(next(batches))
     batches.close()
     names = [thread.name for thread in threading.enumerate()]
@@ -64,7 +64,7 @@ def test_an_error_comes_where_its_batch_would():
 
     done = []
     with pytest.raises(OSError, match="no more"):
-        for batch in feeding.sent_ahead(failing(), Device(2).send, 2):
+        for batch in prefetch.sent_ahead(failing(), Device(2).send, 2):
             done.append(batch)
     assert done == [0, 1]
 
@@ -89,11 +89,11 @@ LANES = []
 def gpu(monkeypatch):
     """Makes `fit` take the CPU for a GPU, as far as batches go."""
     LANES.clear()
-    monkeypatch.setattr(feeding, "LEAST_SIZE", 0)
-    monkeypatch.setattr(feeding, "Lane", Lane)
-    to_gpu = feeding.to_gpu
+    monkeypatch.setattr(prefetch, "LEAST_SIZE", 0)
+    monkeypatch.setattr(prefetch, "Lane", Lane)
+    to_gpu = prefetch.to_gpu
     monkeypatch.setattr(
-        feeding,
+        prefetch,
         "to_gpu",
         lambda device, executor: to_gpu(torch.device("cuda"), executor),
     )
@@ -127,7 +127,7 @@ def test_fit_sends_batches_ahead_with_the_same_numbers(gpu, ahead):
 
 @pytest.mark.parametrize("least", [16, 17])
 def test_small_batches_are_left_to_keras(gpu, monkeypatch, least):
-    monkeypatch.setattr(feeding, "LEAST_SIZE", least)
+    monkeypatch.setattr(prefetch, "LEAST_SIZE", least)
     # Each of 4 rows has 3 features and a label.
     fitted((X, Y), batch_size=4)
     assert bool(LANES) is (least == 16)
@@ -156,7 +156,7 @@ def test_a_generator_is_not_read_ahead(gpu):
 
 def test_gradients_are_kept():
     value = torch.ones(2, requires_grad=True)
-    feeding.sent(value, torch.device("cpu")).sum().backward()
+    prefetch.sent(value, torch.device("cpu")).sum().backward()
     assert value.grad.tolist() == [1.0, 1.0]
 
 

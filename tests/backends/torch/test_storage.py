@@ -8,7 +8,7 @@ import torch
 
 from keras_dist.experimental import CommunicationOptions
 from keras_dist_torch.buckets import Order
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.record import TorchRecord
 from keras_dist_torch.transfers import Pack
 from parity.harness import central
 
@@ -19,8 +19,8 @@ def test_it_is_gone_with_its_variable():
         variable = keras.Variable([1.0, 2.0])
     Pack([variable], torch.device("cpu"))
     Order([variable], CommunicationOptions())
-    storage = TorchStorage.of(variable)
-    assert storage is TorchStorage.of(variable)
+    storage = TorchRecord.of(variable)
+    assert storage is TorchRecord.of(variable)
     assert isinstance(storage.pack[0], Pack)
     assert isinstance(storage.order[0], Order)
     gone = [weakref.ref(each) for each in (storage, storage.pack[0])]

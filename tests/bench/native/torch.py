@@ -189,7 +189,7 @@ def _arms_of_worker(task):
 
 
 def live_bytes(model):
-    keepers = _keepers(model)
+    parameter_devices = _keepers(model)
     storages = {}
     for each in gc.get_objects():
         if issubclass(type(each), torch.Tensor) and not each.is_meta:
@@ -202,7 +202,7 @@ def live_bytes(model):
             keeper = Device("gpu", device.index or 0)
         else:
             # Of the virtual device whose variable it holds.
-            keeper = keepers.get(pointer, Device("cpu", 0))
+            keeper = parameter_devices.get(pointer, Device("cpu", 0))
         totals[keeper] = totals.get(keeper, 0) + num_bytes
     return totals
 
@@ -212,13 +212,13 @@ def _keepers(model):
     binding = bound(model)
     if binding is None:
         return {}
-    keepers = {}
+    parameter_devices = {}
     for variable in all_variables(model):
-        first, *_ = binding.strategy.executor.home(variable).devices
+        first, *_ = binding.strategy.executor.storage(variable).devices
         parameter = parameter_of(variable)
         if parameter is not None:
-            keepers[parameter.untyped_storage().data_ptr()] = first
-    return keepers
+            parameter_devices[parameter.untyped_storage().data_ptr()] = first
+    return parameter_devices
 
 
 class NativeWorkers:

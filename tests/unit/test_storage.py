@@ -6,7 +6,7 @@ import pytest
 
 import keras_dist
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.plugin.home import ShardedHome
+from keras_dist.plugin.storage import ShardedStorage
 from keras_dist.plugins import Backend
 from keras_dist.plugins import override_backend
 from keras_dist.testing import MemoryBackend
@@ -61,13 +61,13 @@ def test_a_variable_keeps_its_class_and_its_home(make, kind):
     slots = [v for v in model.optimizer.variables if v.shape == (6, 4)]
     assert len(slots) == 2
     for slot in slots:
-        home = strategy.executor.home(slot)
-        assert home.kind == kind
-        assert isinstance(home, ShardedHome) == (kind == "sharded")
-        assert tuple(map(str, home.devices)) == strategy.devices_of(slot)
-    kernel = strategy.executor.home(model.layers[0].kernel)
+        storage = strategy.executor.storage(slot)
+        assert storage.kind == kind
+        assert isinstance(storage, ShardedStorage) == (kind == "sharded")
+        assert tuple(map(str, storage.devices)) == strategy.devices_of(slot)
+    kernel = strategy.executor.storage(model.layers[0].kernel)
     assert kernel.kind == ("central" if kind == "central" else "mirrored")
-    total = sum(strategy.executor.home(slots[0]).bytes_kept().values())
+    total = sum(strategy.executor.storage(slots[0]).bytes_kept().values())
     copies = 2 if kind == "mirrored" else 1
     assert total == copies * 6 * 4 * 4
 
@@ -100,17 +100,17 @@ def test_a_variable_in_parts_is_read_written_and_copied_whole():
     strategy = keras_dist.MirroredStrategy(DEVICES, optimizer_state="sharded")
     model = trained(strategy)
     slot = next(v for v in model.optimizer.variables if v.shape == (6, 4))
-    home = strategy.executor.home(slot)
-    assert home.is_split
+    storage = strategy.executor.storage(slot)
+    assert storage.is_split
     value = np.arange(24, dtype="float32").reshape(6, 4)
     slot.assign(value)
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(slot), value)
     np.testing.assert_array_equal(
-        keras.ops.convert_to_numpy(home.whole()), value
+        keras.ops.convert_to_numpy(storage.whole()), value
     )
-    home.settle()
+    storage.place()
     for index in range(2):
-        copy = keras.ops.convert_to_numpy(home.read(index))
+        copy = keras.ops.convert_to_numpy(storage.read(index))
         np.testing.assert_array_equal(copy, value)
     assert "ShardedVariable" not in repr(slot)
 

@@ -13,7 +13,7 @@ class WeighsLosses:
     """A replica whose losses count by its share when it differentiates them.
 
     Its gradients are of variables themselves, and those in parts are sums over
-    all replicas already. `DirectReplica` is one, whose module is imported late.
+    all replicas already. `FSDPReplica` is one, whose module is imported late.
     """
 
 

@@ -7,7 +7,7 @@ import jax
 import keras
 
 from keras_dist.internals.keras_optimizers import with_gradients
-from keras_dist.plugin.powers import UpdatesParts
+from keras_dist.plugin.capabilities import UpdatesShards
 from keras_dist.replica.scopes import Recording
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions.replica_trace import ReplicaTrace
@@ -18,14 +18,14 @@ from keras_dist_jax.sharding.shards import Shards
 from keras_dist_jax.sharding.supported import is_elementwise
 
 
-class PartUpdates(TracedRunner, UpdatesParts):
+class ShardUpdates(TracedRunner, UpdatesShards):
     """The runner of replicas whose optimizers update variables in parts."""
 
     def __init__(self, trace: ReplicaTrace, sharding: Sharding) -> None:
         super().__init__(trace)
         self._sharding = sharding
 
-    def update_parts(
+    def update_shards(
         self,
         optimizer: Any,
         gradients: Sequence[Sequence[Any]],
@@ -93,16 +93,16 @@ class PartUpdates(TracedRunner, UpdatesParts):
         """Returns what this replica updates of a variable."""
         if own is None:
             return self._trace.read(variable)
-        if self._trace.is_in_parts(variable):
+        if self._trace.is_sharded(variable):
             return self._trace.part(variable)
-        return own.own_part(self._trace.read(variable))
+        return own.own_shard(self._trace.read(variable))
 
     def _keep(
         self, variable: keras.Variable, own: Shards | None, value: Any
     ) -> None:
         if own is None:
             self._trace.write(variable, value)
-        elif self._trace.is_in_parts(variable):
-            self._trace.write_part(variable, value)
+        elif self._trace.is_sharded(variable):
+            self._trace.write_shard(variable, value)
         else:
             self._trace.write(variable, own.gathered(value))

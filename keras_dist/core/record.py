@@ -6,7 +6,7 @@ from typing import Self
 import keras
 
 
-class Storage:
+class VariableRecord:
     """The front end's notes on one variable; a backend has a subclass.
 
     It is in an attribute of its variable, the only one of its class, and so is

@@ -123,7 +123,7 @@ class Writing(ABC):
         """Completes the files, on the chief, once all workers have written."""
 
 
-class SavesParts(ABC):
+class SavesShards(ABC):
     """A `Backend` that saves variables in parts, each worker its own.
 
     All workers call its methods together, with the same variables.
@@ -134,7 +134,7 @@ class SavesParts(ABC):
         """Raises `UnsupportedBackendError` if a package is missing."""
 
     @abstractmethod
-    def save_parts(
+    def save_shards(
         self,
         model: keras.Model,
         executor: Executor | None,
@@ -147,22 +147,22 @@ class SavesParts(ABC):
         `copies`, variables may change before they are written."""
 
     @abstractmethod
-    def restore_parts(
+    def restore_shards(
         self,
         model: keras.Model,
         executor: Executor | None,
         variables: Mapping[str, keras.Variable],
         folder: str,
     ) -> None:
-        """Sets variables to what `save_parts` wrote, in any place; their
+        """Sets variables to what `save_shards` wrote, in any place; their
         shapes and dtypes have been compared."""
 
 
-class UpdatesParts(ABC):
+class UpdatesShards(ABC):
     """A `ReplicaRunner` whose replicas update a shard of each variable."""
 
     @abstractmethod
-    def update_parts(
+    def update_shards(
         self,
         optimizer: Any,
         gradients: Sequence[Sequence[Any]],
@@ -173,7 +173,7 @@ class UpdatesParts(ABC):
         here, and lets each replica update its shards."""
 
 
-class KeepsParts(ABC):
+class KeepsShards(ABC):
     """An executor that keeps only shards of some variables. All workers enter
     its contexts together, with the same variables."""
 
@@ -217,7 +217,7 @@ def check_logical_devices(count: int) -> None:
         )
 
 
-def is_sharded(argument: str, value: Any) -> bool:
+def asks_to_shard(argument: str, value: Any) -> bool:
     """Returns whether an argument of a strategy is `"sharded"`, and refuses
     it where the backend can't shard."""
     if value not in ("mirrored", "sharded"):

@@ -1,4 +1,4 @@
-"""Home: the plugin interface to the storage of one variable."""
+"""Storage: the plugin interface to where one variable is kept."""
 
 from abc import ABC
 from abc import abstractmethod
@@ -12,10 +12,10 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import num_bytes
 
 
-class Home(ABC):
+class Storage(ABC):
     """The place where one variable rests between steps, on this worker.
 
-    An executor makes one whenever it is asked, so a home keeps nothing but
+    An executor makes one whenever it is asked, so the object has nothing but
     the variable. Each kind of storage is a subclass.
 
     Args:
@@ -24,7 +24,7 @@ class Home(ABC):
     Attributes:
         kind: String. `"mirrored"`: each device of the plan has a copy.
             `"central"`: there is a single copy. `"sharded"`: each device has
-            a part, and the class is a `ShardedHome`.
+            a part, and the class is a `ShardedStorage`.
     """
 
     kind = "mirrored"
@@ -38,7 +38,7 @@ class Home(ABC):
         """The devices that hold a copy or a part, primary first."""
 
     @abstractmethod
-    def settle(self) -> None:
+    def place(self) -> None:
         """Moves the variable's value to its devices.
 
         It is idempotent and cheap. A variable without a value is left alone.
@@ -89,8 +89,8 @@ class Home(ABC):
         return Component(value())
 
 
-class ShardedHome(Home):
-    """The home of a variable of which each device has a part."""
+class ShardedStorage(Storage):
+    """The storage of a variable of which each device has a shard."""
 
     kind = "sharded"
 

@@ -27,10 +27,10 @@ from keras_dist.replica.state import current_replica
 from keras_dist_torch.chunks import is_elementwise
 from keras_dist_torch.dtensor_internals import dispatch
 from keras_dist_torch.keras_internals import ParallelOptimizer
-from keras_dist_torch.parts import InParts
-from keras_dist_torch.parts import is_in_parts
-from keras_dist_torch.parts import local_part
-from keras_dist_torch.parts import parts_scope
+from keras_dist_torch.shards import ShardsScope
+from keras_dist_torch.shards import is_sharded
+from keras_dist_torch.shards import local_shard
+from keras_dist_torch.shards import shards_scope
 from keras_dist_torch.units import is_live
 
 
@@ -38,7 +38,7 @@ from keras_dist_torch.units import is_live
 def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
     """Keeps Keras from gathering variables to register them with PyTorch."""
     if not is_live(self):
-        with InParts():
+        with ShardsScope():
             original(self, *args)
 
 
@@ -52,7 +52,7 @@ def _hook_update(
 ) -> None:
     """Has an optimizer compute with this worker's parts themselves, without
     what `DTensor` does for each operation."""
-    scope = parts_scope()
+    scope = shards_scope()
     if (
         scope is None
         or not is_elementwise(self)
@@ -60,13 +60,15 @@ def _hook_update(
     ):
         original(self, grads, trainable_variables, learning_rate)
         return
-    own = [*map(local_part, grads)]
+    own = [*map(local_shard, grads)]
     with replaced(scope, is_local=True):
         original(self, own, trainable_variables, learning_rate)
 
 
 def _are_alike(
-    scope: InParts, grads: Sequence[Any], variables: Sequence[keras.Variable]
+    scope: ShardsScope,
+    grads: Sequence[Any],
+    variables: Sequence[keras.Variable],
 ) -> bool:
     """Returns whether each gradient is in parts as its variable is, if so."""
     placements = [
@@ -79,11 +81,11 @@ def _are_alike(
 @as_hook
 def _hook_clip(original: Any, self: Any, grads: Sequence[Any]) -> Any:
     """Clips by norms with one sum over workers for all of them."""
-    scope = parts_scope()
+    scope = shards_scope()
     limit = self.clipnorm or self.global_clipnorm
     if scope is None or not (limit and limit > 0):
         return original(self, grads)
-    own = [_widened(local_part(each)).square().sum() for each in grads]
+    own = [_widened(local_shard(each)).square().sum() for each in grads]
     squares = _totals(scope, grads, own)
     if self.clipnorm:
         norms = squares.sqrt().clamp(min=limit)
@@ -102,11 +104,11 @@ def _hook_clip(original: Any, self: Any, grads: Sequence[Any]) -> Any:
 @as_hook
 def _hook_finite(original: Any, self: Any, grads: Sequence[Any]) -> Any:
     """Looks for infinity and NaN with one sum over workers."""
-    scope = parts_scope()
+    scope = shards_scope()
     given = [each for each in grads if each is not None]
     if scope is None or not given:
         return original(self, grads)
-    wrong = [(~local_part(each).isfinite()).sum().float() for each in given]
+    wrong = [(~local_shard(each).isfinite()).sum().float() for each in given]
     return _totals(scope, given, wrong).sum() == 0
 
 
@@ -115,7 +117,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _totals(
-    scope: InParts, tensors: Sequence[Any], own: Sequence[torch.Tensor]
+    scope: ShardsScope, tensors: Sequence[Any], own: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """Sums a number of each tensor over workers, of those that are in parts."""
     numbers = torch.stack([*own])
@@ -133,8 +135,8 @@ def _hook_apply(
 ) -> None:
     """Refuses updates outside of steps, which would change copies only."""
     trained = list(trainable_variables or ())
-    is_outside = current_replica() is None and parts_scope() is None
-    if is_outside and any(map(is_in_parts, [*self.variables, *trained])):
+    is_outside = current_replica() is None and shards_scope() is None
+    if is_outside and any(map(is_sharded, [*self.variables, *trained])):
         raise UnsupportedModelError(
             f"Optimizer '{self.name}' was called outside of `fit`, "
             "`train_on_batch`, a `train_step` and `strategy.run`, for "
@@ -171,7 +173,7 @@ def preparing(
 
 def _see(text: str) -> bool:
     # It is right: such a variable is the same on all workers.
-    is_ours = parts_scope() is not None
+    is_ours = shards_scope() is not None
     return is_ours and "non-scalar tensor with numel=1" in text
 
 

@@ -73,7 +73,7 @@ def one_copy() -> contextlib.AbstractContextManager[None]:
     return replaced(creation, has_one_copy=True)
 
 
-class Moves:
+class Replacements:
     """Replaced `tf.Variable`s, and the models and optimizers that follow."""
 
     so_far = 0  # moves in this process
@@ -90,10 +90,12 @@ class Moves:
         )
 
     def move(self, variable: keras.Variable, to: Any) -> None:
-        Moves.so_far += 1
+        Replacements.so_far += 1
         self._num_moves += 1
         old = keras_internals.native_of(variable)
-        Moves.gone.update((id(c.handle), c.handle) for c in components(old))
+        Replacements.gone.update(
+            (id(c.handle), c.handle) for c in components(old)
+        )
         key = keras_internals.native_key(old)
         self._renamed[key] = keras_internals.native_key(to)
         weakref.finalize(variable, self._renamed.pop, key, None).atexit = False

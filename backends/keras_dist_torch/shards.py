@@ -15,7 +15,7 @@ from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals import keras_internals
-from keras_dist.plugin.home import ShardedHome
+from keras_dist.plugin.storage import ShardedStorage
 from keras_dist.replica.scopes import Overlay
 from keras_dist.replica.state import current_replica
 from keras_dist_torch.flat import Division
@@ -23,15 +23,15 @@ from keras_dist_torch.flat import Whole
 from keras_dist_torch.keras_internals import device_scope
 from keras_dist_torch.keras_internals import forget_parameter
 from keras_dist_torch.keras_internals import tensor_of
-from keras_dist_torch.storage import TorchStorage
-from keras_dist_torch.weighing import differentiating
+from keras_dist_torch.loss_weighting import differentiating
+from keras_dist_torch.record import TorchRecord
 from keras_dist_torch.workers import TorchWorkers
 
 # With fewer elements, a variable is not worth a collective.
 LEAST_ELEMENTS = 1024
 
 
-class InParts(Overlay):
+class ShardsScope(Overlay):
     """A scope in which variables are `DTensor`s, of which an assignment changes
     this worker's part, and nothing is gathered.
 
@@ -56,15 +56,15 @@ class InParts(Overlay):
         """Returns what an update changes of a variable; `None`: all of it."""
         found = self.state_mapping.get(id(variable))
         if found is None:
-            found = TorchStorage.of(variable).tensor
+            found = TorchRecord.of(variable).tensor
         return found if isinstance(found, DTensor) else None
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         # As in `tensor`, without its calls: an update reads often.
         found = self.state_mapping.get(id(variable))
         if found is None:
-            storage = vars(variable).get(TorchStorage.attribute)
-            found = storage and storage.tensor
+            record = vars(variable).get(TorchRecord.attribute)
+            found = record and record.tensor
         if isinstance(found, DTensor):
             return found.to_local() if self.is_local else found
         if self.below is None:
@@ -89,20 +89,20 @@ class InParts(Overlay):
             own.copy_(value)
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Returns this worker's part of a `DTensor`, and others as they are."""
-    is_in_parts = isinstance(tensor, DTensor)
-    own: torch.Tensor = tensor.to_local() if is_in_parts else tensor
+    is_sharded = isinstance(tensor, DTensor)
+    own: torch.Tensor = tensor.to_local() if is_sharded else tensor
     return own
 
 
-def parts_scope() -> InParts | None:
+def shards_scope() -> ShardsScope | None:
     """Returns the scope in which this thread has variables in parts."""
     scope = keras_internals.stateless_scope()
-    return scope if isinstance(scope, InParts) else None
+    return scope if isinstance(scope, ShardsScope) else None
 
 
-def as_parts(
+def as_shards(
     own: torch.Tensor, division: Division, mesh: DeviceMesh
 ) -> DTensor:
     """Returns the `DTensor` of which this worker has its own part."""
@@ -119,25 +119,25 @@ def as_parts(
 
 def tensor_in_use(variable: keras.Variable) -> torch.Tensor:
     """Returns the tensor of a variable that has its gradient."""
-    found = TorchStorage.of(variable).tensor
+    found = TorchRecord.of(variable).tensor
     return tensor_of(variable) if found is None else found
 
 
-def is_in_parts(variable: keras.Variable) -> bool:
-    return TorchStorage.of(variable).tensor is not None
+def is_sharded(variable: keras.Variable) -> bool:
+    return TorchRecord.of(variable).tensor is not None
 
 
 def division_of(variable: keras.Variable, workers: TorchWorkers) -> Any:
     """Returns the `Division` of a variable's value; `Whole` for a small one."""
-    storage = TorchStorage.of(variable)
-    if storage.division is None:
+    record = TorchRecord.of(variable)
+    if record.division is None:
         cluster, shape = workers.cluster, tuple(variable.shape)
-        storage.division = (
+        record.division = (
             Division(shape, cluster.num_workers, cluster.index)
             if is_large(variable)
             else Whole(shape)
         )
-    return storage.division
+    return record.division
 
 
 def is_large(variable: keras.Variable) -> bool:
@@ -152,8 +152,8 @@ def is_large(variable: keras.Variable) -> bool:
     )
 
 
-class DTensorHome(ShardedHome):
-    """The home of a variable that is a `DTensor` over the workers."""
+class DTensorStorage(ShardedStorage):
+    """The storage of a variable that is a `DTensor` over the workers."""
 
     def __init__(
         self,
@@ -166,34 +166,34 @@ class DTensorHome(ShardedHome):
         self._plan = plan
         self._mesh = mesh
         self._workers = workers
-        self._storage = TorchStorage.of(variable)
+        self._record = TorchRecord.of(variable)
 
     @property
     def is_split(self) -> bool:
-        return self._storage.tensor is not None
+        return self._record.tensor is not None
 
     @property
     def devices(self) -> tuple[Device, ...]:
         return self._plan.devices
 
     def bytes_kept(self) -> dict[Device, int]:
-        kept = self._storage.tensor
+        kept = self._record.tensor
         if kept is None:
             return super().bytes_kept()
         if isinstance(kept, DTensor):
             kept = kept.to_local()
         return {self._plan.primary: kept.nbytes}
 
-    def settle(self) -> None:
+    def place(self) -> None:
         variable = self.variable
         whole = None if self.is_split else vars(variable).get("_value")
         if whole is None:
             return
         whole = whole.detach().to(self._mesh.device_type)
-        if not self._storage.is_marked:
+        if not self._record.is_marked:
             (whole,) = self._workers.broadcast([whole])
         forget_parameter(variable)
-        self._storage.tensor = self._storage.parts = self.split(whole)
+        self._record.tensor = self._record.parts = self.split(whole)
 
     def split(self, whole: torch.Tensor) -> torch.nn.Parameter:
         """Returns a `DTensor` with this worker's part of a whole value."""
@@ -201,7 +201,7 @@ class DTensorHome(ShardedHome):
         # A copy, because a part that is a view would keep the whole alive.
         own = division.part(whole).clone(memory_format=torch.contiguous_format)
         is_trainable = self.variable.trainable
-        parts = as_parts(own, division, self._mesh)
+        parts = as_shards(own, division, self._mesh)
         return torch.nn.Parameter(parts, is_trainable)
 
     def _gathered(self, kept: DTensor) -> torch.Tensor:
@@ -216,7 +216,7 @@ class DTensorHome(ShardedHome):
         return self.whole()
 
     def whole(self) -> torch.Tensor:
-        kept, held = self._storage.tensor, self._storage.held
+        kept, held = self._record.tensor, self._record.held
         assert kept is not None
         # A symbolic call looks at the shape only.
         if device_scope() == "meta":
@@ -224,7 +224,7 @@ class DTensorHome(ShardedHome):
         if held is not None:
             return held
         if _is_in_another_dtype(self.variable, kept):
-            kept = self._storage.parts
+            kept = self._record.parts
         if not isinstance(kept, DTensor):
             # FSDP frees it, which must be seen by no array of NumPy.
             is_step = current_replica() is not None or torch.is_grad_enabled()
@@ -237,7 +237,7 @@ class DTensorHome(ShardedHome):
         return self._gathered(kept)
 
     def set_whole(self, value: torch.Tensor) -> None:
-        kept, held = self._storage.tensor, self._storage.held
+        kept, held = self._record.tensor, self._record.held
         assert kept is not None
         with torch.no_grad():
             if held is not None:
@@ -252,7 +252,7 @@ class DTensorHome(ShardedHome):
 
     def take_chiefs(self) -> None:
         """Sets the value that the chief holds; all workers call it."""
-        own, held = self._storage.parts, self.release()
+        own, held = self._record.parts, self.release()
         if held is None:  # on another worker
             shape = tuple(self.variable.shape)
             held = torch.empty(shape, dtype=own.dtype, device=own.device)
@@ -263,23 +263,23 @@ class DTensorHome(ShardedHome):
         (sent,) = self._workers.broadcast([value])
         part = division_of(self.variable, self._workers).part(sent)
         with torch.no_grad():
-            self._storage.parts.to_local().copy_(part)
+            self._record.parts.to_local().copy_(part)
 
     def hold(self, is_held: bool) -> None:
         """Gathers the value on all workers; with `is_held`, this one holds it,
         in the memory of its host."""
-        whole = self._gathered(self._storage.parts)
+        whole = self._gathered(self._record.parts)
         if is_held:
-            self._storage.held = whole.cpu()
+            self._record.held = whole.cpu()
 
     def release(self) -> torch.Tensor | None:
         """Drops the value that this worker holds, and returns it."""
-        held, self._storage.held = self._storage.held, None
+        held, self._record.held = self._record.held, None
         return held
 
     def set_trainable(self, value: bool) -> None:
-        if self._storage.tensor is not None:
-            self._storage.tensor.requires_grad_(value)
+        if self._record.tensor is not None:
+            self._record.tensor.requires_grad_(value)
 
 
 def _is_in_another_dtype(

@@ -10,24 +10,24 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
 from keras_dist.core.plan import Plan
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import is_of_keras
 from keras_dist.internals.keras_optimizers import inner_of
 from keras_dist.internals.keras_optimizers import trainable_variables
-from keras_dist.plugin.home import Home
-from keras_dist.plugin.powers import KeepsParts
+from keras_dist.plugin.capabilities import KeepsShards
+from keras_dist.plugin.storage import Storage
 from keras_dist.replica.adoption import adopt_slot
 from keras_dist.replica.variables import ShardedVariable
 from keras_dist_torch.dtensor_internals import dispatcher
 from keras_dist_torch.exact import Exactly
 from keras_dist_torch.mesh import mesh_of
-from keras_dist_torch.parts import DTensorHome
-from keras_dist_torch.parts import InParts
-from keras_dist_torch.parts import is_in_parts
-from keras_dist_torch.parts import is_large
+from keras_dist_torch.record import TorchRecord
 from keras_dist_torch.replicas import TorchReplicaExecutor
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.shards import DTensorStorage
+from keras_dist_torch.shards import ShardsScope
+from keras_dist_torch.shards import is_large
+from keras_dist_torch.shards import is_sharded
 from keras_dist_torch.workers import TorchWorkers
 
 # Attribute of an optimizer: how many variables it had when those that are slots
@@ -41,41 +41,41 @@ _SIGNS = (
 Views = Sequence[tuple[keras.Variable, DTensor]]
 
 
-class PartsExecutor(TorchReplicaExecutor, KeepsParts):
+class ShardedExecutor(TorchReplicaExecutor, KeepsShards):
     """Runs replicas of workers that each keep parts of some variables."""
 
     workers: TorchWorkers
 
     def __init__(self, plan: Plan, workers: TorchWorkers) -> None:
         super().__init__(plan, workers)
-        self._mesh = mesh_of(workers, self._home.type)
+        self._mesh = mesh_of(workers, self._primary.type)
 
-    def home(self, variable: keras.Variable) -> Home:
+    def storage(self, variable: keras.Variable) -> Storage:
         if isinstance(variable, ShardedVariable) or self._divides(variable):
-            return DTensorHome(variable, self.plan, self._mesh, self.workers)
-        return super().home(variable)
+            return DTensorStorage(variable, self.plan, self._mesh, self.workers)
+        return super().storage(variable)
 
     def _divides(self, variable: keras.Variable) -> bool:
-        """Returns whether a variable without a home yet belongs in parts."""
-        return TorchStorage.of(variable).is_marked
+        """Returns whether a variable without storage yet is to be sharded."""
+        return TorchRecord.of(variable).is_marked
 
     def _overlapping(
-        self, shares: Sequence[Share]
+        self, shares: Sequence[RowShard]
     ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # most gradients are sent in parts
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
     ) -> None:
-        TorchStorage.of(variable).is_marked = is_large(variable)
+        TorchRecord.of(variable).is_marked = is_large(variable)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-        with self._updating_parts(optimizer, ()):
+        with self._updating_shards(optimizer, ()):
             yield
 
     @contextlib.contextmanager
-    def _updating_parts(
+    def _updating_shards(
         self, optimizer: keras.optimizers.Optimizer, views: Views
     ) -> Iterator[None]:
         """Has an optimizer update parts inside; views stand for variables."""
@@ -84,7 +84,7 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
             contextlib.nullcontext() if _is_of_keras(optimizer) else Exactly()
         )
         try:
-            with InParts(self.workers, views), _copies_allowed(), own_code:
+            with ShardsScope(self.workers, views), _copies_allowed(), own_code:
                 yield
         except (
             NotImplementedError,
@@ -95,7 +95,7 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
             text = str(error)
             is_sign = any(sign in text for sign in _SIGNS)
             if is_sign or isinstance(error, NotImplementedError):
-                raise _not_in_parts(optimizer, error) from error
+                raise _not_sharded(optimizer, error) from error
             raise
 
     def _divide(self, optimizer: Any) -> None:
@@ -104,26 +104,26 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
         if vars(optimizer).get(_DIVIDED) == len(slots):
             return
         for slot in slots:
-            if is_large(slot) and not is_in_parts(slot):
-                TorchStorage.of(slot).is_marked = True
+            if is_large(slot) and not is_sharded(slot):
+                TorchRecord.of(slot).is_marked = True
                 adopt_slot(slot, trainable_variables(optimizer)[0])
-                self.home(slot).settle()
+                self.storage(slot).place()
         vars(optimizer)[_DIVIDED] = len(slots)
 
     @contextlib.contextmanager
     def readable_by_chief(
         self, variables: Sequence[keras.Variable]
     ) -> Iterator[None]:
-        homes = self._homes_of(variables)
-        if homes:
+        sharded = self._sharded_of(variables)
+        if sharded:
             self.workers.barrier("all variables, to save or load them")
         try:
-            for home in homes:
-                home.hold(self.plan.is_chief)
+            for storage in sharded:
+                storage.hold(self.plan.is_chief)
             yield
         finally:
-            for home in homes:
-                home.release()
+            for storage in sharded:
+                storage.release()
 
     @contextlib.contextmanager
     def written_by_chief(
@@ -131,17 +131,17 @@ class PartsExecutor(TorchReplicaExecutor, KeepsParts):
     ) -> Iterator[None]:
         with self.readable_by_chief(variables):
             yield
-            for home in self._homes_of(variables):
-                home.take_chiefs()
+            for storage in self._sharded_of(variables):
+                storage.take_chiefs()
 
-    def _homes_of(
+    def _sharded_of(
         self, variables: Sequence[keras.Variable]
-    ) -> list[DTensorHome]:
-        """Returns the homes of those variables that are in parts."""
+    ) -> list[DTensorStorage]:
+        """Returns the storage of those variables that are sharded."""
         return [
-            DTensorHome(each, self.plan, self._mesh, self.workers)
+            DTensorStorage(each, self.plan, self._mesh, self.workers)
             for each in variables
-            if is_in_parts(each)
+            if is_sharded(each)
         ]
 
 
@@ -163,7 +163,7 @@ def _copies_allowed() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if is_allowed else implicit_replication()
 
 
-def _not_in_parts(
+def _not_sharded(
     optimizer: keras.optimizers.Optimizer, error: Exception
 ) -> UnsupportedModelError:
     return UnsupportedModelError(

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_dist.core.storage import Storage
+from keras_dist.core.record import VariableRecord
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
 from keras_dist.fit.workers.agreement import compare
@@ -17,7 +17,7 @@ from keras_dist.fit.workers.drift import comparable
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
 from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.powers import KeepsParts
+from keras_dist.plugin.capabilities import KeepsShards
 from keras_dist.plugin.workers import Workers
 
 _UNKNOWN = -1  # in place of a hash
@@ -44,7 +44,7 @@ def _by_chief(
 ) -> contextlib.AbstractContextManager[Any]:
     """Serves the chief variables in parts; every worker enters the context."""
     executor = getattr(strategy_of(model), "executor", None)
-    if not isinstance(executor, KeepsParts):
+    if not isinstance(executor, KeepsShards):
         return contextlib.nullcontext()
     variables = keras_saveables.all_variables(model)
     if writes:
@@ -57,7 +57,7 @@ def not_taken(variables: Sequence[keras.Variable]) -> list[keras.Variable]:
     return [
         variable
         for variable in variables
-        if Storage.of(variable).number is None
+        if VariableRecord.of(variable).number is None
         and keras_internals.has_value(variable)
     ]
 
@@ -76,10 +76,10 @@ def take_chiefs_values(
     code = _code_of(values)
     codes = check_alike(chosen, workers, code)
     for variable in chosen:
-        storage = Storage.of(variable)
-        if storage.number is None:
+        record = VariableRecord.of(variable)
+        if record.number is None:
             workers.num_taken += 1
-            storage.number = workers.num_taken
+            record.number = workers.num_taken
     if len(set(codes)) == 1 and codes[0] != _UNKNOWN:
         return
     values = workers.broadcast(values)
@@ -95,7 +95,7 @@ def _code_of(values: Sequence[Any]) -> int:
     return drift.code_of(values)
 
 
-class Together(keras.callbacks.Callback):
+class SyncCallback(keras.callbacks.Callback):
     """A callback that shares decisions of callbacks at both ends of an epoch.
 
     Without other callbacks, on any worker, that is at its end only. Between
@@ -157,7 +157,7 @@ def check_alike(
     own, paths = {}, {}
     for index, variable in enumerate(variables):
         name = f"variable {index}"
-        taken = Storage.of(variable).number
+        taken = VariableRecord.of(variable).number
         known = "new" if taken is None else f"number {taken} of this process"
         shape = tuple(variable.shape)
         own[name] = f"{variable.dtype} of shape {shape} ({known})"

@@ -26,7 +26,7 @@ from keras_dist_jax.machine import is_described
 from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.layout import SingleLayout
 from keras_dist_jax.throttle import Throttle
-from keras_dist_jax.variables.homes import shard_on
+from keras_dist_jax.variables.storage import shard_on
 
 
 class LooseLayout(SingleLayout):
@@ -42,7 +42,7 @@ class LooseLayout(SingleLayout):
         return uncommitted(super().place(array))
 
 
-class Homes:
+class StorageLayouts:
     """The device on which each variable of a central plan rests."""
 
     def __init__(self, owners: Owners, devices: Mapping[Device, Any]) -> None:
@@ -71,17 +71,17 @@ class Homes:
 
 
 class CentralRunning(Running):
-    """The state of a model whose variables have one copy, at `homes`."""
+    """The state of a model whose variables have one copy each."""
 
     def __init__(
         self,
         model: keras.Model,
         layout: Layout,
         throttle: Throttle,
-        homes: Homes,
+        storage_layouts: StorageLayouts,
     ) -> None:
         super().__init__(model, layout, throttle)
-        self.homes = homes
+        self.storage_layouts = storage_layouts
         # The key is the id of a copy that was sent to the devices that compute.
         # The value is the copy, and the array that it was made from.
         self._sent: dict[int, tuple[Any, Any]] = {}
@@ -94,13 +94,13 @@ class CentralRunning(Running):
         super().release()
         self._sent.clear()
 
-    def home(self, variable: keras.Variable) -> Layout:
-        return self.homes.of(variable)
+    def storage_layout(self, variable: keras.Variable) -> Layout:
+        return self.storage_layouts.of(variable)
 
     def devices_of_state(self) -> list[Any]:
         """Returns the `jax.Device` of each variable of the state, in order."""
         return [
-            self.homes.of(variable).devices[0]
+            self.storage_layouts.of(variable).devices[0]
             for variable in itertools.chain(*self._variables)
         ]
 
@@ -108,7 +108,7 @@ class CentralRunning(Running):
         self._sent.clear()
         trains = "optimizer_variables" in names
         if trains and internals.compiles(self.model):
-            if self.homes.are_several:
+            if self.storage_layouts.are_several:
                 _rehouse(values, self.devices_of_state())
             return
         for group in values:
@@ -124,7 +124,7 @@ class CentralRunning(Running):
             for group in values
         ]
         _rehouse(values, self.devices_of_state())
-        if self.homes.are_several:
+        if self.storage_layouts.are_several:
             values = [list(map(uncommitted, group)) for group in values]
         self._sent.clear()
         return values

@@ -1,4 +1,4 @@
-"""The homes of variables, and moves to where a layout needs them."""
+"""The storage of variables, and moves to where a layout needs them."""
 
 import math
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import keras
 from keras_dist.core.device import Device
 from keras_dist.core.plan import Plan
 from keras_dist.core.plan import num_bytes
-from keras_dist.plugin.home import Home
-from keras_dist.plugin.home import ShardedHome
+from keras_dist.plugin.storage import ShardedStorage
+from keras_dist.plugin.storage import Storage
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.placement import arrays
 from keras_dist_jax.placement.layout import Layout
@@ -19,8 +19,8 @@ from keras_dist_jax.sharding import sharded_steps
 from keras_dist_jax.sharding import shards
 
 
-class JaxHome(Home):
-    """The home of a variable with a copy on each of a layout's devices."""
+class JaxStorage(Storage):
+    """The storage of a variable with a copy on each of a layout's devices."""
 
     def __init__(
         self, variable: keras.Variable, plan: Plan, layout: Layout
@@ -43,43 +43,43 @@ class JaxHome(Home):
             if jax_device in holders
         )
 
-    def settle(self) -> None:
+    def place(self) -> None:
         place(self.variable, self._layout)
 
     def read(self, index: int) -> Any:
         return read_aliased(self.variable, self._layout.devices[index])
 
 
-class CentralHome(Home):
-    """The home of a variable with one copy, which `readers` get copies of."""
+class CentralStorage(Storage):
+    """The storage of a single copy, which `readers` get copies of."""
 
     kind = "central"
 
     def __init__(
         self,
         variable: keras.Variable,
-        keeper: Device,
+        parameter_device: Device,
         layout: Layout,
         readers: Sequence[Any],
     ) -> None:
         super().__init__(variable)
-        self._keeper = keeper
+        self._device = parameter_device
         self._layout = layout
         self._readers = readers
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        return (self._keeper,)
+        return (self._device,)
 
-    def settle(self) -> None:
+    def place(self) -> None:
         place(self.variable, self._layout)
 
     def read(self, index: int) -> Any:
         return read_aliased(self.variable, self._readers[index])
 
 
-class JaxShardedHome(JaxHome, ShardedHome):
-    """The home of a variable that is sharded as `own` says."""
+class JaxShardedStorage(JaxStorage, ShardedStorage):
+    """The storage of a variable that is sharded as `own` says."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class JaxShardedHome(JaxHome, ShardedHome):
     def bytes_kept(self) -> dict[Device, int]:
         if not self.is_split:
             return super().bytes_kept()
-        part = math.prod(shards.shards_of(self.variable).part_shape)
+        part = math.prod(shards.shards_of(self.variable).shard_shape)
         size = math.prod(self.variable.shape)
         kept = part * num_bytes(self.variable) // size
         return dict.fromkeys(self.devices, kept)
 
-    def settle(self) -> None:
+    def place(self) -> None:
         shards.split(self.variable, self._own)
-        super().settle()
+        super().place()
 
     def used(self, value: Any) -> Any:
         return sharded_steps.used(self.variable, value)

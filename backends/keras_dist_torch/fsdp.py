@@ -18,20 +18,20 @@ from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.plugin.replica import named
 from keras_dist.replica.adoption import adopt
 from keras_dist.replica.state import outside_replicas
-from keras_dist_torch.direct_replica import DirectReplica
-from keras_dist_torch.direct_replica import in_parts
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.fsdp_internals import reset
-from keras_dist_torch.in_parts import PartsExecutor
+from keras_dist_torch.fsdp_replica import FSDPReplica
+from keras_dist_torch.fsdp_replica import sharded
 from keras_dist_torch.keras_internals import own_variables
 from keras_dist_torch.one_device import torch_device
-from keras_dist_torch.parts import DTensorHome
-from keras_dist_torch.parts import is_in_parts
-from keras_dist_torch.parts import is_large
-from keras_dist_torch.parts_hooks import HOOKS
-from keras_dist_torch.parts_hooks import preparing
-from keras_dist_torch.storage import TorchStorage
+from keras_dist_torch.record import TorchRecord
+from keras_dist_torch.sharded import ShardedExecutor
+from keras_dist_torch.shards import DTensorStorage
+from keras_dist_torch.shards import is_large
+from keras_dist_torch.shards import is_sharded
+from keras_dist_torch.shards_hooks import HOOKS
+from keras_dist_torch.shards_hooks import preparing
 from keras_dist_torch.units import new_layers
 from keras_dist_torch.units import shard_layers
 from keras_dist_torch.workers import TorchWorkers
@@ -39,7 +39,7 @@ from keras_dist_torch.workers import TorchWorkers
 T = TypeVar("T")
 
 
-class TorchDirectExecutor(PartsExecutor):
+class FSDPExecutor(ShardedExecutor):
     """Runs one replica a worker, on variables in parts."""
 
     hooks = HOOKS
@@ -67,12 +67,12 @@ class TorchDirectExecutor(PartsExecutor):
         """
         for layer in new_layers(model):
             for variable in own_variables(layer):
-                is_known = is_in_parts(variable) or not is_large(variable)
+                is_known = is_sharded(variable) or not is_large(variable)
                 if is_known or sum(size > 1 for size in variable.shape) < 2:
                     continue
-                TorchStorage.of(variable).is_marked = True
+                TorchRecord.of(variable).is_marked = True
                 adopt(variable)
-                self.home(variable).settle()
+                self.storage(variable).place()
 
     def recover(self, model: keras.Model) -> None:
         reset(model)
@@ -109,13 +109,13 @@ class TorchDirectExecutor(PartsExecutor):
     ) -> list[T]:
         # Not compiled, because FSDP has hooks.
         ((_, share, *args),) = members
-        replica = DirectReplica(share, group)
+        replica = FSDPReplica(share, group)
         place = named(replica.id, self.plan.num_replicas)
         lend_global_seed()
         try:
             with place, self._own_randomness() as states:
                 draws = Draws(1, states, places, may_repeat)
-                replica.draws = ReplicaDraws(replica, draws, self._home)
+                replica.draws = ReplicaDraws(replica, draws, self._primary)
                 results = [self._on_device(fn, replica, *args)]
                 draws.end()
             return results
@@ -130,10 +130,10 @@ class TorchDirectExecutor(PartsExecutor):
         variables: Sequence[keras.Variable],
         numbers: Sequence[Any] = (),
     ) -> list[Any]:
-        assert isinstance(replica, DirectReplica)
+        assert isinstance(replica, FSDPReplica)
         self.workers.check()  # FSDP does not, and gradients are used next
         ((given,), (weight,)) = gradients, weights
-        own = [in_parts(gradient) for gradient in given]
+        own = [sharded(gradient) for gradient in given]
         replica.trains(variables)
         # Gradients that no backward pass has computed have no weight yet.
         factor = 1.0 if replica.has_gradients else weight
@@ -161,12 +161,12 @@ class TorchDirectExecutor(PartsExecutor):
             return []
         flags = torch.tensor([float(g is not None) for g in own])
         filled = [
-            torch.zeros(tuple(variable.shape), device=self._home)
+            torch.zeros(tuple(variable.shape), device=self._primary)
             if gradient is None
             else gradient * factor
             for variable, gradient in zip(variables, own, strict=True)
         ]
-        *sums, counts = self.workers.sum([*filled, flags.to(self._home)])
+        *sums, counts = self.workers.sum([*filled, flags.to(self._primary)])
         return [
             self._in_parts(total, variable) if count > 0 else None
             for total, variable, count in zip(
@@ -175,7 +175,7 @@ class TorchDirectExecutor(PartsExecutor):
         ]
 
     def _in_parts(self, total: Any, variable: keras.Variable) -> Any:
-        home = self.home(variable)
-        if not isinstance(home, DTensorHome):
+        storage = self.storage(variable)
+        if not isinstance(storage, DTensorStorage):
             return total
-        return home.split(total).detach()
+        return storage.split(total).detach()

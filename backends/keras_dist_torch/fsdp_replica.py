@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Partial
 
-from keras_dist.core.rows import Share
+from keras_dist.core.rows import RowShard
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugin.replica import ReplicaGroup
 from keras_dist.replica.gradients import Differentiated
@@ -28,21 +28,21 @@ from keras_dist_torch.gradients import detached
 from keras_dist_torch.gradients import plain_backward
 from keras_dist_torch.gradients import refuse_hooks
 from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.parts import tensor_in_use
+from keras_dist_torch.loss_weighting import WeighsLosses
+from keras_dist_torch.record import TorchRecord
 from keras_dist_torch.replica import BaseReplica
-from keras_dist_torch.storage import TorchStorage
-from keras_dist_torch.weighing import WeighsLosses
+from keras_dist_torch.shards import tensor_in_use
 
 T = TypeVar("T")
 
 
-class DirectReplica(BaseReplica, WeighsLosses):
+class FSDPReplica(BaseReplica, WeighsLosses):
     """A worker's only replica, which computes with the variables themselves."""
 
     has_copies = False
     is_only = True
 
-    def __init__(self, share: Share, group: ReplicaGroup) -> None:
+    def __init__(self, share: RowShard, group: ReplicaGroup) -> None:
         super().__init__(0, share, group)
         # By id: variables in parts that the step read, and what autograd
         # knows in their place.
@@ -65,7 +65,7 @@ class DirectReplica(BaseReplica, WeighsLosses):
     def read(self, variable: keras.Variable) -> torch.Tensor | None:
         self._seen[id(variable)] = variable
         value = parameter_of(variable)
-        if value is None or TorchStorage.of(variable).tensor is not None:
+        if value is None or TorchRecord.of(variable).tensor is not None:
             return value
         if value._backward_hooks or value._post_accumulate_grad_hooks:
             refuse_hooks(variable, value)
@@ -254,6 +254,6 @@ _DESCRIBING = {
 }
 
 
-def in_parts(gradient: Any) -> Any:
+def sharded(gradient: Any) -> Any:
     """Returns the `DTensor` of a sealed gradient, and others as they are."""
     return getattr(gradient, "parts", gradient)

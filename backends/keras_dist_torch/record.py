@@ -1,4 +1,4 @@
-"""TorchStorage: the value of one variable, and what goes with it to others.
+"""TorchRecord: the value of one variable, and what goes with it to others.
 
 | a variable | its value is in | set in |
 |---|---|---|
@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from keras_dist.core.storage import Storage
+from keras_dist.core.record import VariableRecord
 
 
-class TorchStorage(Storage):
+class TorchRecord(VariableRecord):
     """The backend's notes on one variable."""
 
     attribute = "_keras_dist_torch_storage"
