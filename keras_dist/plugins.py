@@ -9,39 +9,27 @@ instance in threads. tutorials/7_writing_your_own.ipynb has an example of each.
 
 A plugin registers its `Backend` under the entry-point group
 *keras_dist.backends*, with the name that `keras.backend.backend()` returns.
-These names are as stable as those of `keras_dist`. Its own three backends use
-more, but only from the packages that these names come from, and from `errors`
-and `joining`; names there may change in any version.
+The names in `__all__` are as stable as those of `keras_dist`. Its own three
+backends import from this module and `keras_dist.errors` alone, too, but more
+names, which may change in any version.
 """
 
-from keras_dist.core.device import Device
-from keras_dist.core.device import parse_device
-from keras_dist.core.plan import Owners
-from keras_dist.core.plan import Plan
-from keras_dist.core.rows import RowShard
-from keras_dist.internals.keras_internals import inherit_thread_state
-from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.backend import Backend
-from keras_dist.plugin.backend import get_backend
-from keras_dist.plugin.backend import override_backend
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.profiler import Profiler
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.runner import ReplicaRunner
-from keras_dist.plugin.runner import StepRunner
-from keras_dist.plugin.storage import Storage
-from keras_dist.plugin.threads import LockstepThreads
-from keras_dist.plugin.threads import Round
-from keras_dist.replica.gradients import Differentiates
-from keras_dist.replica.state import outside_replicas
+# `plugins.pyi` lists all names, and the modules that they come from. A name
+# is loaded on its first use: some processes import none that needs Keras.
+
+from typing import Any
+
+import lazy_loader
+
+_load, __dir__, _ = lazy_loader.attach_stub("keras_dist", __file__)
+
 
 __all__ = [
     "Backend",
-    "LockstepThreads",
     "Device",
     "Differentiates",
     "Executor",
-    "Storage",
+    "LockstepThreads",
     "Owners",
     "Plan",
     "Profiler",
@@ -50,6 +38,7 @@ __all__ = [
     "Round",
     "RowShard",
     "StepRunner",
+    "Storage",
     "get_backend",
     "inherit_thread_state",
     "outside_replicas",
@@ -57,3 +46,8 @@ __all__ = [
     "parse_device",
     "thread_state",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a name from its module."""
+    return _load(name)

@@ -11,28 +11,28 @@ from typing import Any
 import jax
 import keras
 
-from keras_dist.core.device import Device
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.plan import Cluster
-from keras_dist.core.plan import Plan
 from keras_dist.errors import ClusterError
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
 from keras_dist.errors import VirtualDevicesError
-from keras_dist.internals.hooks import Hook
-from keras_dist.plugin.backend import Backend
-from keras_dist.plugin.capabilities import CompilesForTargets
-from keras_dist.plugin.capabilities import HasLogicalDevices
-from keras_dist.plugin.capabilities import HasTPUs
-from keras_dist.plugin.capabilities import SavesShards
-from keras_dist.plugin.capabilities import ShardsVariables
-from keras_dist.plugin.capabilities import Writing
-from keras_dist.plugin.compiler import Compiler
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.targets import CompiledProgram
-from keras_dist.plugin.targets import Target
-from keras_dist.replica.gradients import Differentiated
-from keras_dist.replica.gradients import Differentiates
+from keras_dist.plugins import Backend
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import CompiledProgram
+from keras_dist.plugins import Compiler
+from keras_dist.plugins import CompilesForTargets
+from keras_dist.plugins import Device
+from keras_dist.plugins import Differentiated
+from keras_dist.plugins import Differentiates
+from keras_dist.plugins import Executor
+from keras_dist.plugins import HasLogicalDevices
+from keras_dist.plugins import HasTPUs
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Plan
+from keras_dist.plugins import SavesShards
+from keras_dist.plugins import ShardsVariables
+from keras_dist.plugins import Target
+from keras_dist.plugins import Writing
 from keras_dist_jax import checkpoints
 from keras_dist_jax import runtime_internals
 from keras_dist_jax.cluster import start as joining

@@ -19,8 +19,8 @@ import keras
 import numpy as np
 
 from keras_dist.errors import UnsupportedBackendError
-from keras_dist.plugin.capabilities import Writing
-from keras_dist.replica.on_read import SyncOnReadVariable
+from keras_dist.plugins import SyncOnReadVariable
+from keras_dist.plugins import Writing
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.executors.executor import JaxExecutor
 from keras_dist_jax.sharding import shards

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_dist.internals.hooks import Hook
-from keras_dist.internals.hooks import as_hook
+from keras_dist.plugins import Hook
+from keras_dist.plugins import as_hook
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions import gradients as control_flow
 from keras_dist_jax.sharding.initial_values import make_sharded

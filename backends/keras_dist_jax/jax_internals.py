@@ -32,7 +32,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import private
 from keras_dist_jax.machine import described
 from keras_dist_jax.machine import is_described
 

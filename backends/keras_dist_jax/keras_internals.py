@@ -37,14 +37,14 @@ from typing import Any
 import keras
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_data import JOINS_STEPS
-from keras_dist.internals.keras_internals import global_state
-from keras_dist.internals.keras_optimizers import inner_of
-from keras_dist.internals.keras_optimizers import trainable_variables
-from keras_dist.internals.keras_saveables import all_optimizers
-from keras_dist.internals.keras_saveables import unique
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import JOINS_STEPS
+from keras_dist.plugins import all_optimizers
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import global_state
+from keras_dist.plugins import inner_of
+from keras_dist.plugins import private
+from keras_dist.plugins import trainable_variables
+from keras_dist.plugins import unique
 
 core = private("keras.src.backend.jax.ops.core", "keras.src.backend.jax.core")
 nn = private("keras.src.backend.jax.ops.nn", "keras.src.backend.jax.nn")

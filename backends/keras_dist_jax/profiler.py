@@ -4,7 +4,7 @@ import contextlib
 
 import jax
 
-from keras_dist.plugin.profiler import Profiler
+from keras_dist.plugins import Profiler
 
 
 class JaxProfiler(Profiler):

@@ -46,7 +46,7 @@ _KEPT: list[Any] = []
 
 def check() -> None:
     """Raises an error with the name if JAX lacks one of the private names."""
-    from keras_dist.internals.private_names import private
+    from keras_dist.plugins import private
 
     for name in _PRIVATE:
         private(name)

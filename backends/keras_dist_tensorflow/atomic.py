@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.core.context import inlines
-from keras_dist.core.context import replaced
-from keras_dist.internals.hooks import as_hook
-from keras_dist.replica.state import current_replica
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import inlines
+from keras_dist.plugins import replaced
 
 
 class _Current(threading.local):

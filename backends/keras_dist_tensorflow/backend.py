@@ -11,20 +11,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.core.device import Device
-from keras_dist.core.device import parse_device
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.plan import Cluster
-from keras_dist.core.plan import Plan
 from keras_dist.errors import VirtualDevicesError
-from keras_dist.internals.hooks import Hook
-from keras_dist.plugin.backend import Backend
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.membership import leave_at_exit
-from keras_dist.replica.gradients import Differentiated
-from keras_dist.replica.gradients import Differentiates
-from keras_dist.replica.scopes import Following
-from keras_dist.replica.state import current_call
+from keras_dist.plugins import Backend
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import Device
+from keras_dist.plugins import Differentiated
+from keras_dist.plugins import Differentiates
+from keras_dist.plugins import Executor
+from keras_dist.plugins import Following
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Plan
+from keras_dist.plugins import current_call
+from keras_dist.plugins import leave_at_exit
+from keras_dist.plugins import parse_device
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.central import CentralExecutor
 from keras_dist_tensorflow.cluster import local_devices

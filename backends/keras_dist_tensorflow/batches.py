@@ -6,10 +6,10 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.core.rows import RowShard
-from keras_dist.core.rows import UnequalLengths
-from keras_dist.core.rows import bounds
-from keras_dist.plugin.places import Places
+from keras_dist.plugins import Places
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import UnequalLengths
+from keras_dist.plugins import bounds
 
 
 def cut_batch(

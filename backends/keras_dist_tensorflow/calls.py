@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from keras_dist.core.plan import Cluster
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.plugin.heartbeats import INTERVAL
-from keras_dist.plugin.heartbeats import Blackboard
-from keras_dist.plugin.heartbeats import SignsOfLife
-from keras_dist.plugin.recorder import FlightRecorder
+from keras_dist.plugins import INTERVAL
+from keras_dist.plugins import Blackboard
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import FlightRecorder
+from keras_dist.plugins import SignsOfLife
 from keras_dist_tensorflow import runtime_internals
 
 # In how many milliseconds the service answers that there is no such text.

@@ -13,20 +13,21 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from keras_dist.core.components import Component
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Owners
-from keras_dist.core.plan import Plan
-from keras_dist.core.rows import RowShard
-from keras_dist.internals.hooks import as_hook
-from keras_dist.plugin import threads
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import divergence
-from keras_dist.plugin.storage import Storage
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import outside_replicas
-from keras_dist.replica.variables import CentralVariable
+from keras_dist.plugins import CentralVariable
+from keras_dist.plugins import Component
+from keras_dist.plugins import Device
+from keras_dist.plugins import LockstepThreads
+from keras_dist.plugins import Owners
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import Round
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import Storage
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import divergence
+from keras_dist.plugins import outside_replicas
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow import tf_variables
@@ -80,7 +81,7 @@ class CentralExecutor(StepExecutor):
         super().__init__(plan, workers)
         self.updater = AtOwners()
         self._owners = Owners(plan.variable_devices)
-        self._threads = threads.LockstepThreads(capture_thread)
+        self._threads = LockstepThreads(capture_thread)
         # Variables made since the last step, by `id`: no trace has them.
         self.new: weakref.WeakValueDictionary[int, Any] = (
             weakref.WeakValueDictionary()
@@ -131,9 +132,7 @@ class CentralExecutor(StepExecutor):
         fns = [functools.partial(on_replica, i) for i in range(len(shares))]
         # A trace happens once: its pool of threads ends with it.
         kept = tf.executing_eagerly()
-        pool = (
-            self._threads if kept else threads.LockstepThreads(capture_thread)
-        )
+        pool = self._threads if kept else LockstepThreads(capture_thread)
         return pool.run(round_, [round_.host, *fns])[1:]
 
     @contextlib.contextmanager
@@ -213,7 +212,7 @@ class HeldVariable(runtime_internals.BaseResourceVariable):
         return tf.gather_nd(self._read_variable_op(), indices, name=name)
 
 
-class HostedRound(threads.Round):
+class HostedRound(Round):
     """A run of replicas that meet in the caller's thread, which has turn 0."""
 
     def __init__(self, num_replicas: int, place: Device) -> None:

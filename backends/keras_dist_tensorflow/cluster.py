@@ -20,14 +20,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist.joining.addresses import split
-from keras_dist.joining.answering import answer_roll
-from keras_dist.joining.answering import open_listener
-from keras_dist.plugin.heartbeats import lost_error
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import answer_roll
+from keras_dist.plugins import lost_error
+from keras_dist.plugins import open_listener
+from keras_dist.plugins import split
 from keras_dist_tensorflow import runtime_internals
 
 # Default seconds that workers wait for one another when they start.

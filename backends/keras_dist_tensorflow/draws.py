@@ -12,10 +12,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.core.rows import RowShard
-from keras_dist.plugin.draws import Draw
-from keras_dist.plugin.draws import Rows
-from keras_dist.plugin.draws import rows_by_size
+from keras_dist.plugins import Draw
+from keras_dist.plugins import Rows
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import rows_by_size
 from keras_dist_tensorflow.keras_internals import next_seed
 
 _PHILOX = 1

@@ -11,12 +11,12 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from keras_dist.core.device import Device
-from keras_dist.core.device import parse_device
-from keras_dist.core.plan import Plan
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.front_end import STEPS
-from keras_dist.plugin.storage import Storage
+from keras_dist.plugins import STEPS
+from keras_dist.plugins import Device
+from keras_dist.plugins import Executor
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Storage
+from keras_dist.plugins import parse_device
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import tf_variables
 from keras_dist_tensorflow.cluster import local_devices

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_dist.core.packing import in_packs
+from keras_dist.plugins import in_packs
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.origins import Kind
 from keras_dist_tensorflow.origins import Owner

@@ -9,10 +9,10 @@ from functools import partial
 import keras
 import tensorflow as tf
 
-from keras_dist.internals.hooks import Hook
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_internals import Trainer
-from keras_dist.internals.keras_optimizers import WITH_APPLY
+from keras_dist.plugins import WITH_APPLY
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Trainer
+from keras_dist.plugins import as_hook
 from keras_dist_tensorflow import atomic
 from keras_dist_tensorflow import central
 from keras_dist_tensorflow import mirrored

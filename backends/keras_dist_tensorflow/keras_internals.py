@@ -9,9 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.internals.keras_internals import Trainer
-from keras_dist.internals.keras_random import draw_seed
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import Trainer
+from keras_dist.plugins import draw_seed
+from keras_dist.plugins import private
 
 nn = private(
     "keras.src.backend.tensorflow.ops.nn", "keras.src.backend.tensorflow.nn"

@@ -10,18 +10,18 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from keras_dist.core.components import Component
-from keras_dist.core.plan import Plan
-from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import RowShard
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals.hooks import as_hook
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import divergence
-from keras_dist.plugin.storage import Storage
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import outside_replicas
+from keras_dist.plugins import WHOLE
+from keras_dist.plugins import Component
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import Storage
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import divergence
+from keras_dist.plugins import outside_replicas
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import tf_variables
 from keras_dist_tensorflow.atomic import AssignmentOrder

@@ -4,7 +4,7 @@ import contextlib
 
 import tensorflow as tf
 
-from keras_dist.plugin.profiler import Profiler
+from keras_dist.plugins import Profiler
 from keras_dist_tensorflow.cluster import local_devices
 
 

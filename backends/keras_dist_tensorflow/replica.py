@@ -13,18 +13,18 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import RowShard
-from keras_dist.core.rows import scaled
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.keras_internals import inherit_thread_state
-from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.draws import Draw
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.replica.gradients import with_weighed_gradient
-from keras_dist.replica.state import ReplicaStep
-from keras_dist.replica.state import current_step
+from keras_dist.plugins import WHOLE
+from keras_dist.plugins import Draw
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import ReplicaStep
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import current_step
+from keras_dist.plugins import inherit_thread_state
+from keras_dist.plugins import scaled
+from keras_dist.plugins import thread_state
+from keras_dist.plugins import with_weighed_gradient
 from keras_dist_tensorflow.draws import draw_rows
 from keras_dist_tensorflow.keras_internals import native_of
 

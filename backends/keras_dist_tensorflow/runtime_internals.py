@@ -10,8 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_dist.core.values import arithmetic
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import arithmetic
+from keras_dist.plugins import private
 
 pywrap_tfe = private("tensorflow.python.pywrap_tfe")
 control_flow = private("tensorflow.python.autograph.operators.control_flow")

@@ -11,11 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_dist.core.components import Component
-from keras_dist.core.context import replaced
-from keras_dist.core.device import Device
-from keras_dist.core.device import parse_device
-from keras_dist.internals.keras_saveables import all_optimizers
+from keras_dist.plugins import Component
+from keras_dist.plugins import Device
+from keras_dist.plugins import all_optimizers
+from keras_dist.plugins import parse_device
+from keras_dist.plugins import replaced
 from keras_dist_tensorflow import keras_internals
 
 

@@ -9,21 +9,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_dist.core.context import creation_error
-from keras_dist.core.context import inlining
-from keras_dist.core.context import refusing_variables
-from keras_dist.core.nests import held_in
-from keras_dist.core.nests import map_nest
-from keras_dist.core.nests import refuse_result
-from keras_dist.core.values import DistributedValues
-from keras_dist.core.values import Mirrored
-from keras_dist.core.values import PerReplica
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.errors import TraceError
-from keras_dist.internals.keras_random import lend_global_seed
-from keras_dist.plugin.compiler import TraceLog
-from keras_dist.plugin.front_end import HOOKS
-from keras_dist.plugin.front_end import StepsOfData
+from keras_dist.plugins import HOOKS
+from keras_dist.plugins import DistributedValues
+from keras_dist.plugins import Mirrored
+from keras_dist.plugins import PerReplica
+from keras_dist.plugins import StepsOfData
+from keras_dist.plugins import TraceLog
+from keras_dist.plugins import creation_error
+from keras_dist.plugins import held_in
+from keras_dist.plugins import inlining
+from keras_dist.plugins import lend_global_seed
+from keras_dist.plugins import map_nest
+from keras_dist.plugins import refuse_result
+from keras_dist.plugins import refusing_variables
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.tf_variables import Replacements
 

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from keras_dist.plugin.front_end import bound
-from keras_dist.plugin.recorder import Call
-from keras_dist.plugin.recorder import FlightRecorder
+from keras_dist.plugins import Call
+from keras_dist.plugins import FlightRecorder
+from keras_dist.plugins import bound
 from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow.tf_variables import outside_of_traces
 

@@ -10,15 +10,15 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from keras_dist.core.context import note_exchange
-from keras_dist.core.device import parse_device
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.packing import in_packs
-from keras_dist.core.packing import packs
-from keras_dist.core.plan import Cluster
-from keras_dist.core.rows import RowShard
-from keras_dist.plugin.messages import Messages
-from keras_dist.plugin.workers import Workers
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import Messages
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import Workers
+from keras_dist.plugins import in_packs
+from keras_dist.plugins import note_exchange
+from keras_dist.plugins import packs
+from keras_dist.plugins import parse_device
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.calls import Calls
 from keras_dist_tensorflow.cluster import explained

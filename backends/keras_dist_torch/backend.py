@@ -11,24 +11,24 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core.device import Device
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.plan import Cluster
-from keras_dist.core.plan import Plan
 from keras_dist.errors import DeviceError
 from keras_dist.errors import VirtualDevicesError
-from keras_dist.internals.hooks import Hook
-from keras_dist.plugin.backend import Backend
-from keras_dist.plugin.capabilities import SavesShards
-from keras_dist.plugin.capabilities import ShardsVariables
-from keras_dist.plugin.capabilities import Writing
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.front_end import HOOKS
-from keras_dist.plugin.membership import leave_at_exit
-from keras_dist.replica.gradients import Differentiated
-from keras_dist.replica.gradients import Differentiates
-from keras_dist.replica.gradients import current
-from keras_dist.replica.scopes import Following
+from keras_dist.plugins import HOOKS
+from keras_dist.plugins import Backend
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import Device
+from keras_dist.plugins import Differentiated
+from keras_dist.plugins import Differentiates
+from keras_dist.plugins import Executor
+from keras_dist.plugins import Following
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Plan
+from keras_dist.plugins import SavesShards
+from keras_dist.plugins import ShardsVariables
+from keras_dist.plugins import Writing
+from keras_dist.plugins import current
+from keras_dist.plugins import leave_at_exit
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.hooks import table

@@ -10,11 +10,11 @@ from typing import Self
 import keras
 import torch
 
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.packing import in_packs
-from keras_dist.core.packing import packs
-from keras_dist.plugin.bodies import Body
-from keras_dist.plugin.recorder import Call
+from keras_dist.plugins import Body
+from keras_dist.plugins import Call
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import in_packs
+from keras_dist.plugins import packs
 from keras_dist_torch.flat import numbers_on
 from keras_dist_torch.flat import scalars_on
 from keras_dist_torch.flat import split_as

@@ -24,12 +24,12 @@ from torch.distributed.checkpoint.staging import DefaultStager
 from torch.distributed.checkpoint.staging import StagingOptions
 from torch.distributed.tensor import DTensor
 
-from keras_dist.core.context import replaced
-from keras_dist.internals.hooks import Hook
-from keras_dist.internals.hooks import Hooks
-from keras_dist.internals.hooks import seen_warnings
-from keras_dist.plugin.capabilities import Writing
-from keras_dist.plugin.executor import Executor
+from keras_dist.plugins import Executor
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Hooks
+from keras_dist.plugins import Writing
+from keras_dist.plugins import replaced
+from keras_dist.plugins import seen_warnings
 from keras_dist_torch.record import TorchRecord
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core.packing import packs
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_internals import is_of_keras
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import is_of_keras
+from keras_dist.plugins import packs
 
 # Bytes of variables that are updated together, at most, or of a larger one.
 CHUNK = 1 << 26

@@ -11,19 +11,19 @@ import keras
 import torch
 from keras import ops
 
-from keras_dist.core.context import check_cross_replica
-from keras_dist.core.context import inlining
-from keras_dist.core.context import refusing_variables
-from keras_dist.core.nests import map_nest
-from keras_dist.core.values import Mirrored
-from keras_dist.core.values import PerReplica
-from keras_dist.plugin.compiler import Compiler
-from keras_dist.plugin.compiler import check_arguments
-from keras_dist.plugin.front_end import HOOKS
-from keras_dist.plugin.front_end import CallOfReplica
-from keras_dist.plugin.front_end import CompiledFunction
-from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist.replica.running import run_uncompiled
+from keras_dist.plugins import HOOKS
+from keras_dist.plugins import CallOfReplica
+from keras_dist.plugins import CompiledFunction
+from keras_dist.plugins import Compiler
+from keras_dist.plugins import Mirrored
+from keras_dist.plugins import PerReplica
+from keras_dist.plugins import RunsReplicas
+from keras_dist.plugins import check_arguments
+from keras_dist.plugins import check_cross_replica
+from keras_dist.plugins import inlining
+from keras_dist.plugins import map_nest
+from keras_dist.plugins import refusing_variables
+from keras_dist.plugins import run_uncompiled
 from keras_dist_torch.torch_internals import pytree
 
 

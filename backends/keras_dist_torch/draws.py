@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from keras_dist.plugin.draws import Draw
-from keras_dist.plugin.draws import Rows
-from keras_dist.plugin.draws import rows_at
-from keras_dist.plugin.draws import rows_by_size
-from keras_dist.plugin.places import APART
-from keras_dist.plugin.places import DIVERGED
-from keras_dist.plugin.places import GUESSED
-from keras_dist.plugin.places import MisjudgedDraws
-from keras_dist.plugin.places import Places
-from keras_dist.plugin.replica import Replica
+from keras_dist.plugins import APART
+from keras_dist.plugins import DIVERGED
+from keras_dist.plugins import GUESSED
+from keras_dist.plugins import Draw
+from keras_dist.plugins import MisjudgedDraws
+from keras_dist.plugins import Places
+from keras_dist.plugins import Replica
+from keras_dist.plugins import Rows
+from keras_dist.plugins import rows_at
+from keras_dist.plugins import rows_by_size
 from keras_dist_torch.keras_internals import has_no_seed
 from keras_dist_torch.keras_internals import mask_of_dropout
 

@@ -10,7 +10,7 @@ It is apart from `torch_internals`, because importing it takes long.
 If one of them moves, `private` raises an error with its name.
 """
 
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import private
 
 dispatch = private("torch.distributed.tensor._dispatch")
 dispatcher = private("torch.distributed.tensor.DTensor._op_dispatcher")

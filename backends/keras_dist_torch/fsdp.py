@@ -9,15 +9,15 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_dist.core.packing import in_packs
-from keras_dist.core.plan import Plan
-from keras_dist.internals.keras_random import lend_global_seed
-from keras_dist.plugin.places import Places
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import named
-from keras_dist.replica.adoption import adopt
-from keras_dist.replica.state import outside_replicas
+from keras_dist.plugins import Places
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import adopt
+from keras_dist.plugins import in_packs
+from keras_dist.plugins import lend_global_seed
+from keras_dist.plugins import named
+from keras_dist.plugins import outside_replicas
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import ReplicaDraws
 from keras_dist_torch.fsdp_internals import reset

@@ -22,7 +22,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard
 
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import private
 
 GroupMember = private("torch.distributed.distributed_c10d.GroupMember")
 _STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"

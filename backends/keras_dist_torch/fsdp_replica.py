@@ -16,13 +16,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Partial
 
-from keras_dist.core.rows import RowShard
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.replica.gradients import Differentiated
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import current_step
-from keras_dist.replica.state import outside_replicas
+from keras_dist.plugins import Differentiated
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import current_step
+from keras_dist.plugins import outside_replicas
 from keras_dist_torch.exact import Exactly
 from keras_dist_torch.gradients import detached
 from keras_dist_torch.gradients import plain_backward

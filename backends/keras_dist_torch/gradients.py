@@ -15,16 +15,16 @@ import keras
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import RowShard
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_saveables import all_variables
-from keras_dist.plugin.replica import Replica
-from keras_dist.replica.gradients import with_weighed_gradient
-from keras_dist.replica.state import ReplicaStep
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import current_step
+from keras_dist.plugins import WHOLE
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaStep
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import all_variables
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import current_step
+from keras_dist.plugins import with_weighed_gradient
 from keras_dist_torch.loss_weighting import WeighsLosses
 from keras_dist_torch.loss_weighting import check_not_in_function
 from keras_dist_torch.loss_weighting import refuse_derivatives

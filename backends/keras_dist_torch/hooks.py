@@ -11,12 +11,13 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core import context
-from keras_dist.internals.hooks import Hook
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_internals import Trainer
-from keras_dist.plugin.front_end import bound
-from keras_dist.plugin.membership import is_alone_on_purpose
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Trainer
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import bound
+from keras_dist.plugins import current_strategy
+from keras_dist.plugins import in_cross_replica_context
+from keras_dist.plugins import is_alone_on_purpose
 from keras_dist_torch import chunks
 from keras_dist_torch import gradients
 from keras_dist_torch import prefetch
@@ -87,8 +88,8 @@ def _hook_initialization(original: Any, self: Any, initializer: Any) -> None:
 def _initial_values_device(variable: keras.Variable) -> str | None:
     """Returns where to compute a value that rests on another device."""
     owner = vars(variable).get("distribute_strategy")
-    if owner is None and context.in_cross_replica_context():
-        owner = context.current_strategy()
+    if owner is None and in_cross_replica_context():
+        owner = current_strategy()
     executor = getattr(owner, "executor", None)
     # A symbolic call has no values.
     if (

@@ -23,8 +23,8 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.internals.keras_internals import global_state
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import global_state
+from keras_dist.plugins import private
 
 TorchModuleWrapper = private("keras.src.utils.torch_utils.TorchModuleWrapper")
 ParallelOptimizer = private(

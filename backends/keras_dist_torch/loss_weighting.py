@@ -4,9 +4,9 @@ from typing import Any
 from typing import NoReturn
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.replica.state import current_call
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import current_step
+from keras_dist.plugins import current_call
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import current_step
 
 
 class WeighsLosses:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.device_mesh import init_device_mesh
 
-from keras_dist.core.context import replaced
+from keras_dist.plugins import replaced
 from keras_dist_torch.fsdp_internals import GroupMember
 from keras_dist_torch.workers import TorchWorkers
 

@@ -8,13 +8,13 @@ import keras
 import torch
 from keras import ops
 
-from keras_dist.core.context import inlines
-from keras_dist.core.device import Device
-from keras_dist.core.nests import map_nest
-from keras_dist.core.plan import Plan
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.storage import Storage
-from keras_dist.plugin.workers import Workers
+from keras_dist.plugins import Device
+from keras_dist.plugins import Executor
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Storage
+from keras_dist.plugins import Workers
+from keras_dist.plugins import inlines
+from keras_dist.plugins import map_nest
 from keras_dist_torch import prefetch
 from keras_dist_torch.compiler import TorchCompiler
 from keras_dist_torch.compiler import snapshot

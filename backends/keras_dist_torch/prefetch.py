@@ -19,10 +19,10 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core.context import replaced
-from keras_dist.core.nests import map_nest
-from keras_dist.internals.hooks import as_hook
-from keras_dist.plugin.executor import Executor
+from keras_dist.plugins import Executor
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import map_nest
+from keras_dist.plugins import replaced
 from keras_dist_torch.keras_internals import arrays_in
 
 # Starts to copy a batch; the result gives the copy to the GPU's next step.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import profiler
 
-from keras_dist.plugin.profiler import Profiler
+from keras_dist.plugins import Profiler
 from keras_dist_torch.torch_internals import of_all_threads
 
 

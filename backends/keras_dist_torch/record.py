@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from keras_dist.core.record import VariableRecord
+from keras_dist.plugins import VariableRecord
 
 
 class TorchRecord(VariableRecord):

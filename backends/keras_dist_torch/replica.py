@@ -10,15 +10,16 @@ from typing import TypeVar
 import keras
 import torch
 
-from keras_dist.core import nests
-from keras_dist.core.rows import RowShard
-from keras_dist.plugin.draws import Draw
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.threads import Round
-from keras_dist.replica.exchange import is_row_shaped
-from keras_dist.replica.state import current_replica
-from keras_dist.replica.state import outside_replicas
+from keras_dist.plugins import Draw
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import Round
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import is_row_shaped
+from keras_dist.plugins import leaves_of
+from keras_dist.plugins import map_nest
+from keras_dist.plugins import outside_replicas
 from keras_dist_torch import prefetch
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.draws import Draws
@@ -184,9 +185,7 @@ def noting_assigned() -> Iterator[Assigned]:
 def lengths_of(batch: Any) -> list[int]:
     """Returns the numbers of rows of a batch's arrays, one at least."""
     lengths = [
-        int(leaf.shape[0])
-        for leaf in nests.leaves_of(batch)
-        if is_row_shaped(leaf)
+        int(leaf.shape[0]) for leaf in leaves_of(batch) if is_row_shaped(leaf)
     ]
     if not lengths:
         raise ValueError(
@@ -208,7 +207,7 @@ def cut(batch: Any, rows: slice, device: torch.device) -> Any:
         # a change of the others.
         return prefetch.sent(own.data, device)
 
-    return nests.map_nest(part, batch)
+    return map_nest(part, batch)
 
 
 def move(value: T, device: torch.device) -> T:
@@ -217,5 +216,5 @@ def move(value: T, device: torch.device) -> T:
             return leaf.to(device)
         return leaf
 
-    result: T = nests.map_nest(moved, value)
+    result: T = map_nest(moved, value)
     return result

@@ -11,27 +11,27 @@ from typing import TypeVar
 import keras
 import torch
 
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Owners
-from keras_dist.core.plan import Plan
-from keras_dist.core.rows import WHOLE
-from keras_dist.core.rows import RowShard
-from keras_dist.core.rows import UnequalLengths
-from keras_dist.core.rows import bounds
-from keras_dist.core.rows import ranges
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.keras_internals import inherit_thread_state
-from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.places import MisjudgedDraws
-from keras_dist.plugin.places import Places
-from keras_dist.plugin.replica import SEED_STRIDE
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.replica import group_of
-from keras_dist.plugin.runner import StepRunner
-from keras_dist.plugin.threads import LockstepThreads
-from keras_dist.plugin.threads import Round
+from keras_dist.plugins import SEED_STRIDE
+from keras_dist.plugins import WHOLE
+from keras_dist.plugins import Device
+from keras_dist.plugins import LockstepThreads
+from keras_dist.plugins import MisjudgedDraws
+from keras_dist.plugins import Owners
+from keras_dist.plugins import Places
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import Round
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import StepRunner
+from keras_dist.plugins import UnequalLengths
+from keras_dist.plugins import bounds
+from keras_dist.plugins import group_of
+from keras_dist.plugins import inherit_thread_state
+from keras_dist.plugins import ranges
+from keras_dist.plugins import thread_state
 from keras_dist_torch import prefetch
 from keras_dist_torch import transfers
 from keras_dist_torch.buckets import Overlap

@@ -9,16 +9,16 @@ import keras
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.experimental import implicit_replication
 
-from keras_dist.core.plan import Plan
-from keras_dist.core.rows import RowShard
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.keras_internals import is_of_keras
-from keras_dist.internals.keras_optimizers import inner_of
-from keras_dist.internals.keras_optimizers import trainable_variables
-from keras_dist.plugin.capabilities import KeepsShards
-from keras_dist.plugin.storage import Storage
-from keras_dist.replica.adoption import adopt_slot
-from keras_dist.replica.variables import ShardedVariable
+from keras_dist.plugins import KeepsShards
+from keras_dist.plugins import Plan
+from keras_dist.plugins import RowShard
+from keras_dist.plugins import ShardedVariable
+from keras_dist.plugins import Storage
+from keras_dist.plugins import adopt_slot
+from keras_dist.plugins import inner_of
+from keras_dist.plugins import is_of_keras
+from keras_dist.plugins import trainable_variables
 from keras_dist_torch.dtensor_internals import dispatcher
 from keras_dist_torch.exact import Exactly
 from keras_dist_torch.mesh import mesh_of

@@ -11,13 +11,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor import Shard
 
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Plan
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals import keras_internals
-from keras_dist.plugin.storage import ShardedStorage
-from keras_dist.replica.scopes import Overlay
-from keras_dist.replica.state import current_replica
+from keras_dist.plugins import Device
+from keras_dist.plugins import Overlay
+from keras_dist.plugins import Plan
+from keras_dist.plugins import ShardedStorage
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import stateless_scope
+from keras_dist.plugins import value_of
 from keras_dist_torch.flat import Division
 from keras_dist_torch.flat import Whole
 from keras_dist_torch.keras_internals import device_scope
@@ -68,7 +69,7 @@ class ShardsScope(Overlay):
         if isinstance(found, DTensor):
             return found.to_local() if self.is_local else found
         if self.below is None:
-            return keras_internals.value_of(variable)
+            return value_of(variable)
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
@@ -98,7 +99,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
 def shards_scope() -> ShardsScope | None:
     """Returns the scope in which this thread has variables in parts."""
-    scope = keras_internals.stateless_scope()
+    scope = stateless_scope()
     return scope if isinstance(scope, ShardsScope) else None
 
 

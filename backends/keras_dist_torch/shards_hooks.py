@@ -14,16 +14,16 @@ import keras
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_dist.core.context import replaced
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals import keras_internals
-from keras_dist.internals.hooks import Hook
-from keras_dist.internals.hooks import Hooks
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.hooks import seen_warnings
-from keras_dist.internals.keras_optimizers import WITH_APPLY
-from keras_dist.plugin import front_end
-from keras_dist.replica.state import current_replica
+from keras_dist.plugins import HOOKS as ALL_HOOKS
+from keras_dist.plugins import WITH_APPLY
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Hooks
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import innermost_layer
+from keras_dist.plugins import replaced
+from keras_dist.plugins import seen_warnings
 from keras_dist_torch.chunks import is_elementwise
 from keras_dist_torch.dtensor_internals import dispatch
 from keras_dist_torch.keras_internals import ParallelOptimizer
@@ -159,7 +159,7 @@ _called = _Called()
 def _hook_call(original: Any, layer: Any, /, *args: Any, **kw: Any) -> Any:
     """Prepares a model that a replica function calls itself."""
     prepare = _called.prepare if isinstance(layer, keras.Model) else None
-    if prepare is not None and keras_internals.innermost_layer() is None:
+    if prepare is not None and innermost_layer() is None:
         prepare(layer)
     return original(layer, *args, **kw)
 
@@ -179,7 +179,7 @@ def _see(text: str) -> bool:
 
 def table_of_updates() -> Iterator[Hook]:
     """Returns the rows for updates of parts by optimizers."""
-    yield from front_end.HOOKS.rows()
+    yield from ALL_HOOKS.rows()
     why = "an optimizer computes with a worker's parts themselves"
     name = "_backend_update_step"
     yield Hook(ParallelOptimizer, name, _hook_update, why)

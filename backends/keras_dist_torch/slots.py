@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from keras_dist.core.packing import packs
 from keras_dist.errors import ClusterError
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals.hooks import Hook
-from keras_dist.internals.hooks import Hooks
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_internals import is_of_keras
-from keras_dist.internals.keras_optimizers import WITH_APPLY
-from keras_dist.internals.keras_optimizers import inner_of
-from keras_dist.internals.keras_optimizers import trainable_variables
-from keras_dist.plugin.replica import Replica
-from keras_dist.replica.state import current_replica
+from keras_dist.plugins import WITH_APPLY
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Hooks
+from keras_dist.plugins import Replica
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import current_replica
+from keras_dist.plugins import inner_of
+from keras_dist.plugins import is_of_keras
+from keras_dist.plugins import packs
+from keras_dist.plugins import trainable_variables
 from keras_dist_torch.chunks import is_elementwise
 from keras_dist_torch.flat import Division
 from keras_dist_torch.flat import numbers_on

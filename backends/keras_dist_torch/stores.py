@@ -9,12 +9,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from keras_dist.core.plan import Cluster
 from keras_dist.errors import WorkerLostError
-from keras_dist.joining.addresses import resolve
-from keras_dist.joining.answering import answer_roll
-from keras_dist.joining.answering import open_listener
-from keras_dist.plugin.heartbeats import Blackboard
+from keras_dist.plugins import Blackboard
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import answer_roll
+from keras_dist.plugins import open_listener
+from keras_dist.plugins import resolve
 
 
 class StoreBoard(Blackboard):

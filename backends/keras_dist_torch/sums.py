@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from keras_dist.plugin.recorder import Call
+from keras_dist.plugins import Call
 
 # How many sums are remembered.
 _MOST = 1000

@@ -11,7 +11,7 @@
 If one of them moves, `private` raises an error with its name.
 """
 
-from keras_dist.internals.private_names import private
+from keras_dist.plugins import private
 
 pytree = private("torch.utils._pytree")
 

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import torch
 
-from keras_dist.core.device import Device
-from keras_dist.core.packing import in_packs
-from keras_dist.core.packing import packs
+from keras_dist.plugins import Device
+from keras_dist.plugins import in_packs
+from keras_dist.plugins import packs
 from keras_dist_torch.flat import Arrangement
 from keras_dist_torch.flat import sent_together
 from keras_dist_torch.keras_internals import tensor_of

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Shard
 
-from keras_dist.core.plan import num_bytes
+from keras_dist.plugins import num_bytes
 from keras_dist_torch.flat import axis_of
 from keras_dist_torch.fsdp_internals import Dtypes
 from keras_dist_torch.fsdp_internals import forget_order

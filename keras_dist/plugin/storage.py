@@ -24,7 +24,8 @@ class Storage(ABC):
     Attributes:
         kind: String. `"mirrored"`: each device of the plan has a copy.
             `"central"`: there is a single copy. `"sharded"`: each device has
-            a part, and the class is a `ShardedStorage`.
+            a part, and the class is a `ShardedStorage`. Another name is shown
+            in summaries, and replicas read such a variable like copies.
     """
 
     kind = "mirrored"

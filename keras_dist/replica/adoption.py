@@ -4,17 +4,13 @@ import keras
 
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.plugin.storage import ShardedStorage
+from keras_dist.plugin.storage import Storage
 from keras_dist.replica.on_read import SyncOnReadVariable
 from keras_dist.replica.on_read import UnaggregatedVariable
 from keras_dist.replica.variables import CentralVariable
 from keras_dist.replica.variables import MirroredVariable
 from keras_dist.replica.variables import ShardedVariable
-
-_CLASSES = {
-    "mirrored": MirroredVariable,
-    "central": CentralVariable,
-    "sharded": ShardedVariable,
-}
 
 
 def adopt(variable: keras.Variable) -> None:
@@ -23,7 +19,7 @@ def adopt(variable: keras.Variable) -> None:
         return
     if variable.synchronization != "on_read":
         storage = variable.distribute_strategy.executor.storage(variable)
-        variable.__class__ = _CLASSES[storage.kind]
+        variable.__class__ = _class_for(storage)
     elif variable.aggregation == "none":
         variable.__class__ = UnaggregatedVariable
     else:
@@ -32,6 +28,13 @@ def adopt(variable: keras.Variable) -> None:
     # garbage, until one is set: cycles with variables would stay for ever.
     attributes = vars(variable)
     attributes["distribute_strategy"] = attributes["distribute_strategy"]
+
+
+def _class_for(storage: Storage) -> type[MirroredVariable]:
+    if isinstance(storage, ShardedStorage):
+        return ShardedVariable
+    # A kind of another name is read like copies.
+    return CentralVariable if storage.kind == "central" else MirroredVariable
 
 
 def adopt_slot(variable: keras.Variable, reference: keras.Variable) -> None:

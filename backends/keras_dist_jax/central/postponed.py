@@ -14,8 +14,8 @@ import jax
 from jax import numpy as jnp
 from jax.extend.core import Literal
 
-from keras_dist.internals.keras_internals import stateless_scope
-from keras_dist.replica.scopes import Recording
+from keras_dist.plugins import Recording
+from keras_dist.plugins import stateless_scope
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.machine import described

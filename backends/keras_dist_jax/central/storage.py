@@ -15,8 +15,8 @@ import jax
 import keras
 from jax.sharding import SingleDeviceSharding
 
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Owners
+from keras_dist.plugins import Device
+from keras_dist.plugins import Owners
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.fit.running import Running
 from keras_dist_jax.fit.running import Values

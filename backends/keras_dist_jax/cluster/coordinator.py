@@ -14,12 +14,12 @@ import threading
 import time
 from typing import Any
 
-from keras_dist.joining.addresses import CONNECTED
-from keras_dist.joining.addresses import listen
-from keras_dist.joining.addresses import sockets_of
-from keras_dist.joining.addresses import split
-from keras_dist.joining.roll_call import Facts
-from keras_dist.joining.roll_call import call_roll
+from keras_dist.plugins import CONNECTED
+from keras_dist.plugins import Facts
+from keras_dist.plugins import call_roll
+from keras_dist.plugins import listen
+from keras_dist.plugins import sockets_of
+from keras_dist.plugins import split
 
 # In seconds: the time without a connection after which no worker is left; the
 # longest wait for that after the parent process has ended; the longest wait for

@@ -22,15 +22,17 @@ from typing import Any
 
 import jax
 
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import ClusterError
 from keras_dist.errors import WorkerLostError
-from keras_dist.joining import addresses
-from keras_dist.joining.answering import answer_roll
-from keras_dist.joining.answering import facts_of
-from keras_dist.joining.answering import open_listener
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import answer_roll
+from keras_dist.plugins import facts_of
+from keras_dist.plugins import numeric
+from keras_dist.plugins import open_listener
+from keras_dist.plugins import own_host
+from keras_dist.plugins import resolve
 from keras_dist_jax import runtime_internals as runtime
 from keras_dist_jax.cluster.watch import Watch
 from keras_dist_jax.runtime_internals import drop_clean_up
@@ -87,7 +89,7 @@ class Leaving:
             if self.watch is not None:
                 self.watch.end_if_apart()
             with contextlib.suppress(OSError):
-                address = addresses.resolve(self._coordinator)
+                address = resolve(self._coordinator)
                 socket.create_connection(address, timeout=2).close()
                 return
         self.coordinator_lost = True
@@ -132,9 +134,9 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     """Connects with the other workers; JAX becomes one runtime with theirs."""
     _check(options)
     address = cluster.coordinator or cluster.leader
-    coordinator = addresses.numeric(address)
+    coordinator = numeric(address)
     own = cluster.addresses[cluster.index]
-    host = addresses.own_host(own, cluster.leader)
+    host = own_host(own, cluster.leader)
     if cluster.coordinator is None and cluster.is_chief:
         _start_coordinator(coordinator, cluster)
     leaving = Leaving(coordinator)

@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
-from keras_dist.core.plan import Cluster
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.errors import KerasDistError
 from keras_dist.errors import WorkerLostError
-from keras_dist.plugin.heartbeats import INTERVAL
-from keras_dist.plugin.heartbeats import SILENCE
-from keras_dist.plugin.heartbeats import Blackboard
-from keras_dist.plugin.heartbeats import SignsOfLife
-from keras_dist.plugin.heartbeats import lost_error
+from keras_dist.plugins import INTERVAL
+from keras_dist.plugins import SILENCE
+from keras_dist.plugins import Blackboard
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import SignsOfLife
+from keras_dist.plugins import lost_error
 
 DEFAULT_PATIENCE = 600.0
 # In seconds: the silence after which a worker is blamed for a failed

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from keras_dist.plugin.recorder import Call
-from keras_dist.plugin.recorder import FlightRecorder
+from keras_dist.plugins import Call
+from keras_dist.plugins import FlightRecorder
 from keras_dist_jax.cluster.watch import Watch
 from keras_dist_jax.throttle import Throttle
 

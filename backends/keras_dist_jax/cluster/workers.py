@@ -16,17 +16,17 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.core.options import CommunicationOptions
-from keras_dist.core.packing import in_packs
-from keras_dist.core.packing import packs
-from keras_dist.core.packing import places
-from keras_dist.core.plan import Cluster
 from keras_dist.errors import ClusterError
 from keras_dist.errors import KerasDistError
-from keras_dist.plugin.bodies import Like
-from keras_dist.plugin.bodies import values_of
-from keras_dist.plugin.messages import Messages
-from keras_dist.plugin.workers import Workers
+from keras_dist.plugins import Cluster
+from keras_dist.plugins import CommunicationOptions
+from keras_dist.plugins import Like
+from keras_dist.plugins import Messages
+from keras_dist.plugins import Workers
+from keras_dist.plugins import in_packs
+from keras_dist.plugins import packs
+from keras_dist.plugins import places
+from keras_dist.plugins import values_of
 from keras_dist_jax.cluster.watch import Watch
 from keras_dist_jax.cluster.watched import WatchedThrottle
 from keras_dist_jax.machine import devices_by_worker

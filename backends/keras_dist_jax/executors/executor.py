@@ -11,17 +11,17 @@ import jax
 import keras
 from keras import ops
 
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Owners
-from keras_dist.core.plan import Plan
-from keras_dist.core.reduction import ReduceOp
-from keras_dist.core.reduction import combine
-from keras_dist.core.reduction import widened
-from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.plugin.executor import Executor
-from keras_dist.plugin.runner import ReplicaRunner
-from keras_dist.plugin.storage import Storage
+from keras_dist.plugins import Device
+from keras_dist.plugins import Executor
+from keras_dist.plugins import Owners
+from keras_dist.plugins import PerReplica
+from keras_dist.plugins import Plan
+from keras_dist.plugins import ReduceOp
+from keras_dist.plugins import ReplicaRunner
+from keras_dist.plugins import Storage
+from keras_dist.plugins import combine
+from keras_dist.plugins import widened
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.central.steps import CentralTrainer
 from keras_dist_jax.central.storage import CentralRunning

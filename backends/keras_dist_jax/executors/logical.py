@@ -8,7 +8,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.plugin.capabilities import UsesLogicalDevices
+from keras_dist.plugins import UsesLogicalDevices
 from keras_dist_jax.executors.sharded import JaxShardedExecutor
 from keras_dist_jax.functions.tracing import current_trace
 from keras_dist_jax.sharding import sharded_steps

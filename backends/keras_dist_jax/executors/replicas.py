@@ -10,17 +10,17 @@ from typing import TypeVar
 import jax
 import keras
 
-from keras_dist.core.rows import WHOLE
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.keras_internals import inherit_thread_state
-from keras_dist.internals.keras_internals import thread_state
-from keras_dist.plugin.replica import ALONE
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.replica import ReplicaGroup
-from keras_dist.plugin.runner import ReplicaRunner
-from keras_dist.plugin.threads import LockstepThreads
-from keras_dist.plugin.threads import Round
-from keras_dist.replica.state import outside_replicas
+from keras_dist.plugins import ALONE
+from keras_dist.plugins import WHOLE
+from keras_dist.plugins import LockstepThreads
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaGroup
+from keras_dist.plugins import ReplicaRunner
+from keras_dist.plugins import Round
+from keras_dist.plugins import inherit_thread_state
+from keras_dist.plugins import outside_replicas
+from keras_dist.plugins import thread_state
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.central.storage import StorageLayouts
 from keras_dist_jax.cluster.workers import JaxWorkers

@@ -9,11 +9,11 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.core.plan import Plan
-from keras_dist.internals.keras_optimizers import with_gradients
-from keras_dist.plugin.capabilities import KeepsShards
-from keras_dist.plugin.capabilities import UpdatesShards
-from keras_dist.plugin.storage import Storage
+from keras_dist.plugins import KeepsShards
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Storage
+from keras_dist.plugins import UpdatesShards
+from keras_dist.plugins import with_gradients
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.cluster.workers import JaxWorkers
 from keras_dist_jax.executors.executor import JaxExecutor

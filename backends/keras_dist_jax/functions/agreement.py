@@ -7,7 +7,7 @@ import keras
 from jax import lax
 
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals.keras_random import is_seed
+from keras_dist.plugins import is_seed
 from keras_dist_jax.programs.jaxprs import AXIS
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from keras_dist.core.nests import map_nest
-from keras_dist.core.values import PerReplica
+from keras_dist.plugins import PerReplica
+from keras_dist.plugins import map_nest
 from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.per_replica import JoinedPerReplica
 

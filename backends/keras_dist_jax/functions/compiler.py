@@ -12,20 +12,21 @@ from jax import lax
 from jax import numpy as jnp
 from keras import ops
 
-from keras_dist.core import context
-from keras_dist.core.nests import check_counts
-from keras_dist.core.nests import leaves_of
-from keras_dist.core.nests import map_nest
-from keras_dist.core.strategy_classes import check_args
-from keras_dist.core.values import PerReplica
-from keras_dist.internals import keras_internals
-from keras_dist.plugin.compiler import Compiler
-from keras_dist.plugin.compiler import check_arguments
-from keras_dist.plugin.compiler import tell
-from keras_dist.plugin.front_end import CompiledFunction
-from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist.replica.running import run_uncompiled
-from keras_dist.replica.scopes import values_are_replaced
+from keras_dist.plugins import CompiledFunction
+from keras_dist.plugins import Compiler
+from keras_dist.plugins import PerReplica
+from keras_dist.plugins import RunsReplicas
+from keras_dist.plugins import check_args
+from keras_dist.plugins import check_arguments
+from keras_dist.plugins import check_counts
+from keras_dist.plugins import check_cross_replica
+from keras_dist.plugins import in_replica_function
+from keras_dist.plugins import leaves_of
+from keras_dist.plugins import map_nest
+from keras_dist.plugins import run_uncompiled
+from keras_dist.plugins import stateless_scope
+from keras_dist.plugins import tell
+from keras_dist.plugins import values_are_replaced
 from keras_dist_jax.functions.program import NoRuleError
 from keras_dist_jax.functions.program import Program
 from keras_dist_jax.functions.replica_program import run_on_all
@@ -130,7 +131,7 @@ class JaxCompiler(Compiler):
     ) -> Any:
         if function.jit_compile is False:
             return function.python_function(*args, **kwargs)
-        mode = context.in_replica_function()
+        mode = in_replica_function()
         try:
             return self._run(function, mode, None, args, kwargs)
         except IsTracedError:  # in a transformation of the user's own
@@ -156,11 +157,11 @@ class JaxCompiler(Compiler):
             # With several replicas, `strategy.run` has checked for a scope.
             and (
                 self._several
-                or keras_internals.stateless_scope() is None
+                or stateless_scope() is None
                 or not values_are_replaced()
             )
         ):
-            context.check_cross_replica(strategy, "run")
+            check_cross_replica(strategy, "run")
             if type(args) is not tuple and type(args) is not list:
                 check_args(args)
             try:
@@ -192,7 +193,7 @@ class JaxCompiler(Compiler):
         function: CompiledFunction,
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
-        context.check_cross_replica(strategy, "run")
+        check_cross_replica(strategy, "run")
         found: list[list[Any]] = [[] for _ in batches]
         try:
             if self.agrees:

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from keras_dist.core.context import in_replica_function
 from keras_dist.errors import TraceError
-from keras_dist.internals.hooks import as_hook
-from keras_dist.internals.keras_internals import stateless_scope
-from keras_dist.plugin.front_end import HOOKS
-from keras_dist.plugin.replica import Replica
-from keras_dist.replica.gradients import Differentiated
-from keras_dist.replica.scopes import Overlay
-from keras_dist.replica.scopes import base_scope
-from keras_dist.replica.scopes import value_in
-from keras_dist.replica.state import LayerScope
+from keras_dist.plugins import HOOKS
+from keras_dist.plugins import Differentiated
+from keras_dist.plugins import LayerScope
+from keras_dist.plugins import Overlay
+from keras_dist.plugins import Replica
+from keras_dist.plugins import as_hook
+from keras_dist.plugins import base_scope
+from keras_dist.plugins import in_replica_function
+from keras_dist.plugins import stateless_scope
+from keras_dist.plugins import value_in
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions.tracing import current_trace
 from keras_dist_jax.jax_internals import tracing_anew

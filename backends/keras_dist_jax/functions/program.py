@@ -12,12 +12,12 @@ import keras
 from jax import lax
 from jax import numpy as jnp
 
-from keras_dist.core.context import noting_exchanges
-from keras_dist.core.context import noting_variables
-from keras_dist.core.context import refusing_variables
-from keras_dist.internals.keras_random import lend_global_seed
-from keras_dist.plugin.compiler import TraceLog
-from keras_dist.plugin.front_end import HOOKS
+from keras_dist.plugins import HOOKS
+from keras_dist.plugins import TraceLog
+from keras_dist.plugins import lend_global_seed
+from keras_dist.plugins import noting_exchanges
+from keras_dist.plugins import noting_variables
+from keras_dist.plugins import refusing_variables
 from keras_dist_jax.functions import structure
 from keras_dist_jax.functions.cells import Cells
 from keras_dist_jax.functions.cells import cells_in

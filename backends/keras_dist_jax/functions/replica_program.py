@@ -13,9 +13,9 @@ from jax import numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec
 
-from keras_dist.core import context
-from keras_dist.core.nests import map_nest
-from keras_dist.plugin.front_end import RunsReplicas
+from keras_dist.plugins import RunsReplicas
+from keras_dist.plugins import check_cross_replica
+from keras_dist.plugins import map_nest
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions import agreement
 from keras_dist_jax.functions.arguments import Argument
@@ -74,7 +74,7 @@ def run_on_all(
     sharding: Sharding | None = None,
 ) -> Any:
     """Traces `fn` once for all replicas, as a part of a compiled function."""
-    context.check_cross_replica(strategy, "run")
+    check_cross_replica(strategy, "run")
     arguments, held, leaves = held_arrays((tuple(args), dict(kwargs)), layout)
     body = _Body(strategy, layout, trace, fn, arguments, held, sharding)
     traced = body.traced(leaves)

@@ -14,21 +14,21 @@ from jax import lax
 from jax import numpy as jnp
 from keras import ops
 
-from keras_dist.core.nests import map_nest
-from keras_dist.core.reduction import ReduceOp
-from keras_dist.core.reduction import check_gather
-from keras_dist.core.reduction import widened
-from keras_dist.core.rows import WHOLE
-from keras_dist.core.values import PerReplica
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals.keras_internals import opened
-from keras_dist.plugin.front_end import RunsReplicas
-from keras_dist.plugin.replica import SEED_STRIDE
-from keras_dist.plugin.replica import Replica
-from keras_dist.plugin.runner import ReplicaRunner
-from keras_dist.replica.adoption import check_owner
-from keras_dist.replica.call import ReplicaCall
-from keras_dist.replica.state import outside_replicas
+from keras_dist.plugins import SEED_STRIDE
+from keras_dist.plugins import WHOLE
+from keras_dist.plugins import PerReplica
+from keras_dist.plugins import ReduceOp
+from keras_dist.plugins import Replica
+from keras_dist.plugins import ReplicaCall
+from keras_dist.plugins import ReplicaRunner
+from keras_dist.plugins import RunsReplicas
+from keras_dist.plugins import check_gather
+from keras_dist.plugins import check_owner
+from keras_dist.plugins import map_nest
+from keras_dist.plugins import opened
+from keras_dist.plugins import outside_replicas
+from keras_dist.plugins import widened
 from keras_dist_jax.functions.agreement import OwnList
 from keras_dist_jax.functions.cells import cell_of
 from keras_dist_jax.functions.cells import read

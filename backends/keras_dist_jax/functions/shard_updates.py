@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import keras
 
-from keras_dist.internals.keras_optimizers import with_gradients
-from keras_dist.plugin.capabilities import UpdatesShards
-from keras_dist.replica.scopes import Recording
+from keras_dist.plugins import Recording
+from keras_dist.plugins import UpdatesShards
+from keras_dist.plugins import with_gradients
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions.replica_trace import ReplicaTrace
 from keras_dist_jax.functions.replica_trace import TracedRunner

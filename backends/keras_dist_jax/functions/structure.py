@@ -16,11 +16,11 @@ import jax
 import keras
 import numpy as np
 
-from keras_dist.core.nests import held_in
-from keras_dist.core.nests import leaves_of
-from keras_dist.core.nests import map_nest
-from keras_dist.core.nests import refuse_result
-from keras_dist.core.values import PerReplica
+from keras_dist.plugins import PerReplica
+from keras_dist.plugins import held_in
+from keras_dist.plugins import leaves_of
+from keras_dist.plugins import map_nest
+from keras_dist.plugins import refuse_result
 from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.per_replica import JoinedPerReplica
 

@@ -11,11 +11,11 @@ import jax
 import keras
 from jax import numpy as jnp
 
-from keras_dist.core.context import inlining
 from keras_dist.errors import StrategyMismatchError
 from keras_dist.errors import TraceError
-from keras_dist.internals.keras_internals import opened
-from keras_dist.replica.scopes import Overlay
+from keras_dist.plugins import Overlay
+from keras_dist.plugins import inlining
+from keras_dist.plugins import opened
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.functions.cells import cell_of
 from keras_dist_jax.functions.cells import read

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 
-from keras_dist.core.rows import UnequalLengths
+from keras_dist.plugins import UnequalLengths
 from keras_dist_jax.jax_internals import from_shards
 from keras_dist_jax.machine import described
 from keras_dist_jax.machine import is_described

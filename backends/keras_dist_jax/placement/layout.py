@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from keras_dist.core.device import Device
-from keras_dist.core.rows import UnequalLengths
+from keras_dist.plugins import Device
+from keras_dist.plugins import UnequalLengths
 from keras_dist_jax.machine import described
 from keras_dist_jax.machine import is_described
 from keras_dist_jax.machine import is_elsewhere

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.core.variable_layouts import LOGICAL
+from keras_dist.plugins import LOGICAL
 from keras_dist_jax.programs.jaxprs import AXIS
 
 

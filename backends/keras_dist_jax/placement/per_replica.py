@@ -6,8 +6,8 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from keras_dist.core.values import Mirrored
-from keras_dist.core.values import PerReplica
+from keras_dist.plugins import Mirrored
+from keras_dist.plugins import PerReplica
 from keras_dist_jax.machine import is_described
 from keras_dist_jax.placement.layout import Layout
 

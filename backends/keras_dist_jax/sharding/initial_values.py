@@ -10,9 +10,10 @@ import numpy as np
 from keras import initializers
 from keras import ops
 
-from keras_dist.core import context
 from keras_dist.errors import ReplicaDivergenceError
-from keras_dist.internals.keras_internals import is_of_keras
+from keras_dist.plugins import current_strategy
+from keras_dist.plugins import in_cross_replica_context
+from keras_dist.plugins import is_of_keras
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.cluster.workers import JaxWorkers
 from keras_dist_jax.machine import current_machine
@@ -126,8 +127,8 @@ def _program(own: Shards, initializer: Any, dtype: Any) -> Callable[..., Any]:
 def make_sharded(variable: keras.Variable, initializer: Any) -> bool:
     """Initializes a variable of a strategy that shards it, in parts."""
     owner = vars(variable).get("distribute_strategy")
-    if owner is None and context.in_cross_replica_context():
-        owner = context.current_strategy()
+    if owner is None and in_cross_replica_context():
+        owner = current_strategy()
     made: InitialValues | None = getattr(
         getattr(owner, "executor", None), "initial_values", None
     )

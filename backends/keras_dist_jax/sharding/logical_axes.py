@@ -5,8 +5,8 @@ from typing import Any
 
 import keras
 
-from keras_dist.core.variable_layouts import Axes
-from keras_dist.core.variable_layouts import VariableLayouts
+from keras_dist.plugins import Axes
+from keras_dist.plugins import VariableLayouts
 
 # The attribute of a variable with its axes.
 _AXES = "_keras_dist_axes"

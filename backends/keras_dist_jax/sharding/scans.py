@@ -15,10 +15,10 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from keras_dist.core.context import replaced
-from keras_dist.internals.hooks import Hook
-from keras_dist.internals.hooks import Hooks
-from keras_dist.plugin.front_end import HOOKS
+from keras_dist.plugins import HOOKS
+from keras_dist.plugins import Hook
+from keras_dist.plugins import Hooks
+from keras_dist.plugins import replaced
 from keras_dist_jax.jax_internals import tracing_with
 from keras_dist_jax.programs import jaxprs
 from keras_dist_jax.sharding.shards import Shards

@@ -10,12 +10,18 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_dist.core import context
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals import keras_internals
-from keras_dist.internals import keras_optimizers
-from keras_dist.internals.keras_internals import opened
-from keras_dist.internals.keras_optimizers import inner_of
+from keras_dist.plugins import in_replica
+from keras_dist.plugins import inner_of
+from keras_dist.plugins import learning_rate_of
+from keras_dist.plugins import name_like
+from keras_dist.plugins import opened
+from keras_dist.plugins import set_learning_rate_of
+from keras_dist.plugins import set_value
+from keras_dist.plugins import track_variable
+from keras_dist.plugins import trainable_variables
+from keras_dist.plugins import update_with
+from keras_dist.plugins import uses_weight_decay
 from keras_dist_jax.sharding.shards import ReplicaShard
 from keras_dist_jax.sharding.supported import check_optimizer
 from keras_dist_jax.sharding.supported import settings_of
@@ -41,7 +47,7 @@ class ShardedOptimizer:
         divide: Callable[[keras.Variable], ReplicaShard],
     ) -> None:
         check_optimizer(optimizer)
-        trained = keras_optimizers.trainable_variables(optimizer)
+        trained = trainable_variables(optimizer)
         check_variables(trained)
         self.optimizer = optimizer
         self.trainable_variables = trained
@@ -53,7 +59,7 @@ class ShardedOptimizer:
         )
         own = inner_of(optimizer)
         # What is made here belongs to no strategy.
-        with opened(None), context.in_replica(None):
+        with opened(None), in_replica(None):
             own_shards = list(map(_shard_like, trained, self.parts))
             self._inner = _another(own)
             self._copy = self._inner
@@ -81,14 +87,14 @@ class ShardedOptimizer:
             self._position_of_scale = positions[id(self._copy.dynamic_scale)]
         pairs = zip(own_shards, trained, strict=True)
         whole = {id(part): variable for part, variable in pairs}
-        keras_optimizers.update_with(
+        update_with(
             self._inner,
             self._clip,
-            lambda v: keras_optimizers.uses_weight_decay(own, whole[id(v)]),
+            lambda v: uses_weight_decay(own, whole[id(v)]),
         )
         self._own_shards = own_shards
         for variable in [*own_shards, *self._copy.variables]:
-            keras_internals.set_value(variable, None)
+            set_value(variable, None)
 
     def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
         """Returns whether it was made for this optimizer and its variables."""
@@ -168,7 +174,7 @@ class ShardedOptimizer:
         variables = [*self._copy.variables, *self._own_shards]
         tensors = [*optimizer_values, *parameters]
         with (
-            context.in_replica(None),
+            in_replica(None),
             record(zip(variables, tensors, strict=True)) as recording,
         ):
             self._apply(gradients, totals)
@@ -208,9 +214,9 @@ class ShardedOptimizer:
             for name, value in settings_of(theirs).items():
                 if name in settings:
                     settings[name] = value
-            rate = keras_optimizers.learning_rate_of(theirs)
+            rate = learning_rate_of(theirs)
             if not isinstance(rate, keras.Variable):
-                keras_optimizers.set_learning_rate_of(ours, rate)
+                set_learning_rate_of(ours, rate)
 
     def _build(
         self, own_shards: list[keras.Variable]
@@ -246,7 +252,7 @@ class ShardedOptimizer:
                 and isinstance(ours, keras.Variable)
                 and id(value) not in known
             ):
-                keras_optimizers.track_variable(self._inner, ours)
+                track_variable(self._inner, ours)
                 left_out.append(value)
         return left_out
 
@@ -322,14 +328,14 @@ class ShardedOptimizer:
 
 def _another(optimizer: Any) -> Any:
     """Returns an optimizer of the same class and settings, not built."""
-    rate = keras_optimizers.learning_rate_of(optimizer)
+    rate = learning_rate_of(optimizer)
     # A config can't hold every function, and the value of a variable is passed
     # with each update.
-    keras_optimizers.set_learning_rate_of(optimizer, None)
+    set_learning_rate_of(optimizer, None)
     try:
         config = optimizer.get_config()
     finally:
-        keras_optimizers.set_learning_rate_of(optimizer, rate)
+        set_learning_rate_of(optimizer, rate)
     own = 0.0 if isinstance(rate, keras.Variable) else rate
     return type(optimizer).from_config({**config, "learning_rate": own})
 
@@ -343,7 +349,7 @@ def _shard_like(
         dtype=variable.dtype,
         name=variable.name,
     )
-    keras_internals.name_like(part, variable)
+    name_like(part, variable)
     return part
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import keras
 
-from keras_dist.core.context import refusing_variables
-from keras_dist.core.context import replaced
-from keras_dist.core.plan import Plan
-from keras_dist.internals.keras_optimizers import inner_of
-from keras_dist.replica.adoption import adopt_slot
-from keras_dist.replica.scopes import Recording
+from keras_dist.plugins import Plan
+from keras_dist.plugins import Recording
+from keras_dist.plugins import adopt_slot
+from keras_dist.plugins import inner_of
+from keras_dist.plugins import refusing_variables
+from keras_dist.plugins import replaced
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.placement.layout import Layout
 from keras_dist_jax.placement.layout import StepFn

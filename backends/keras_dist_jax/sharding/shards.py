@@ -11,8 +11,8 @@ from jax import numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 
-from keras_dist.core.variable_layouts import Axes
-from keras_dist.internals.keras_internals import in_symbolic_scope
+from keras_dist.plugins import Axes
+from keras_dist.plugins import in_symbolic_scope
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.machine import described_value

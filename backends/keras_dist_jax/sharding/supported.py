@@ -7,10 +7,11 @@ import keras
 import numpy as np
 
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.internals import keras_optimizers
-from keras_dist.internals.hooks import overrides
-from keras_dist.internals.keras_internals import is_of_keras
-from keras_dist.internals.keras_optimizers import inner_of
+from keras_dist.plugins import inner_of
+from keras_dist.plugins import is_of_keras
+from keras_dist.plugins import learning_rate_of
+from keras_dist.plugins import overrides
+from keras_dist.plugins import uses_weight_decay
 
 # The class attribute by which a user's optimizer declares that its update is
 # elementwise.
@@ -108,12 +109,12 @@ def settings_text(optimizer: Any, variables: Sequence[keras.Variable]) -> str:
     """Returns a text that changes whenever a compiled update is out of date."""
     inner = inner_of(optimizer)
     own = [sorted(settings_of(each).items()) for each in (optimizer, inner)]
-    decays = [keras_optimizers.uses_weight_decay(inner, v) for v in variables]
+    decays = [uses_weight_decay(inner, v) for v in variables]
     return repr((own, decays))
 
 
 def rate_now(optimizer: Any) -> Any:
     """Returns the value of a learning rate that is no variable, else `None`."""
     inner = inner_of(optimizer)
-    rate = keras_optimizers.learning_rate_of(inner)
+    rate = learning_rate_of(inner)
     return None if isinstance(rate, keras.Variable) else inner.learning_rate

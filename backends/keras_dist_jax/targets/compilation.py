@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from keras_dist.plugin.targets import CompiledProgram
+from keras_dist.plugins import CompiledProgram
 from keras_dist_jax.machine import RECEIVED
 from keras_dist_jax.machine import Machine
 from keras_dist_jax.machine import Noted

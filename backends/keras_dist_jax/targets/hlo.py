@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from keras_dist.plugin.targets import Collective
+from keras_dist.plugins import Collective
 
 _KINDS = (
     "all-reduce",

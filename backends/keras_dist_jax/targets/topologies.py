@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from keras_dist.errors import DeviceError
-from keras_dist.plugin.targets import Target
+from keras_dist.plugins import Target
 from keras_dist_jax.machine import Machine
 
 # The compiler for TPUs looks for a machine with TPUs unless it is told about

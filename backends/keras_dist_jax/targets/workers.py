@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_dist.plugin.workers import Workers
+from keras_dist.plugins import Workers
 from keras_dist_jax.cluster.workers import JaxWorkers
 from keras_dist_jax.throttle import Throttle
 

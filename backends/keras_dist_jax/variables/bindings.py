@@ -10,9 +10,9 @@ from typing import Any
 import keras
 from jax import lax
 
-from keras_dist.internals.keras_internals import opened
-from keras_dist.replica.on_read import SyncOnReadVariable
-from keras_dist.replica.state import outside_replicas
+from keras_dist.plugins import SyncOnReadVariable
+from keras_dist.plugins import opened
+from keras_dist.plugins import outside_replicas
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.machine import described_value

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import keras
 
-from keras_dist.core.device import Device
-from keras_dist.core.plan import Plan
-from keras_dist.core.plan import num_bytes
-from keras_dist.plugin.storage import ShardedStorage
-from keras_dist.plugin.storage import Storage
+from keras_dist.plugins import Device
+from keras_dist.plugins import Plan
+from keras_dist.plugins import ShardedStorage
+from keras_dist.plugins import Storage
+from keras_dist.plugins import num_bytes
 from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.placement import arrays
 from keras_dist_jax.placement.layout import Layout
