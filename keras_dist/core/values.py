@@ -130,7 +130,7 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
     return True, values[index]
 
 
-def install(cls: type, name: str) -> None:
+def add_operators(cls: type, name: str) -> None:
     """Adds all operators to a class of distributed values."""
     given: Any = cls
     for key, method in arithmetic(cls, name).items():
@@ -187,5 +187,5 @@ def _array(name: str) -> Callable[..., Any]:
     return __array__
 
 
-install(PerReplica, "PerReplica")
-install(Mirrored, "Mirrored")
+add_operators(PerReplica, "PerReplica")
+add_operators(Mirrored, "Mirrored")

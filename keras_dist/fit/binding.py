@@ -100,7 +100,7 @@ def bind_model(model: keras.Model, strategy: StrategyBase) -> "Binding":
     if binding is None:
         keras_internals.refuse_nnx_mode()
         binding = Binding(model, strategy)
-        binding.install()
+        binding.replace_methods()
     elif binding.strategy is not strategy:
         raise StrategyMismatchError(
             f"Model '{model.name}' belongs to {binding.strategy!r} and can't "
@@ -139,7 +139,7 @@ class Binding:
         assert model is not None
         return model
 
-    def install(self) -> None:
+    def replace_methods(self) -> None:
         """Sets the instance attributes that distribute the model."""
         model, executor = self.model, self.strategy.executor
         # `setattr` would have Keras and torch track these attributes.
@@ -159,7 +159,7 @@ class Binding:
                 replacements[name] = chief_saves.method_of(model, name)
         if isinstance(executor, StepRunner):
             self._steps = Steps(model, executor, self.strategy)
-            self._steps.install()
+            self._steps.replace()
         replacements |= executor.bind(model)
         for name, value in replacements.items():
             object.__setattr__(model, name, value)
@@ -187,7 +187,7 @@ class Binding:
     def _prepare(self, is_new: bool) -> None:
         executor = self.strategy.executor
         if self._steps is not None:
-            self._steps.install()
+            self._steps.replace()
             prepare_steps(self.model, is_new)
         executor.prepare(self.model)
 

@@ -68,7 +68,7 @@ class Steps:
         self._own: dict[str, Callable[[Any], Any]] = {}
         self._replicated = {name: self._step(name) for name in STEPS}
 
-    def install(self) -> None:
+    def replace(self) -> None:
         """Sets the attributes of the instance."""
         model = self._model()
         assert model is not None
