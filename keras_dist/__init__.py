@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Any:
         raise error.with_traceback(None) from None
 
 
-def __reduce_ex__(protocol: Any) -> tuple[Any, ...]:
+def __reduce_ex__(protocol: object) -> tuple[Any, ...]:
     """Pickles the module by its name, with a function that uses it."""
     return importlib.import_module, (__name__,)
 

@@ -132,7 +132,7 @@ class JaxBackend(
         self._workers = JaxWorkers(cluster, options, watch, self._cpu_throttle)
         self._plain_compiler.agrees = True
 
-    def check_optimizer(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: keras.Optimizer) -> None:
         supported.check_optimizer(optimizer)
 
     def check_alone(self) -> None:
@@ -200,7 +200,7 @@ class JaxBackend(
             self._workers = before
 
     def compiled_step(
-        self, executor: Executor, model: keras.Model, batch: Any
+        self, executor: Executor, model: keras.Model, batch: object
     ) -> list[CompiledProgram]:
         assert isinstance(executor, JaxExecutor)
         machine = current_machine()
@@ -250,7 +250,7 @@ class JaxBackend(
         return self._plain_compiler
 
     def print(
-        self, values: Sequence[Any], sep: str, end: str, replica: Any
+        self, values: Sequence[Any], sep: str, end: str, replica: object
     ) -> None:
         leaves, structure = jax.tree.flatten((list(values), replica))
         traced = {

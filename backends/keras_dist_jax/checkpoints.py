@@ -192,7 +192,7 @@ def _wanted(variable: keras.Variable, executor: JaxExecutor | None) -> Any:
 
 
 def _set(
-    variable: keras.Variable, array: Any, executor: JaxExecutor | None
+    variable: keras.Variable, array: jax.Array, executor: JaxExecutor | None
 ) -> None:
     if _is_stored_sharded(variable):
         shards.set_array(variable, array)

@@ -65,7 +65,7 @@ def from_shards(
     )
 
 
-def _is_spread(shard: Any) -> bool:
+def _is_spread(shard: object) -> bool:
     """Returns true for an array on several devices, which has no one buffer."""
     return isinstance(shard, jax.Array) and len(shard.devices()) > 1
 
@@ -81,7 +81,7 @@ def put_on(arrays: Sequence[Any], sharding: Any, devices: Any) -> list[Any]:
     ]
 
 
-def _aval_of(array: Any) -> Any:
+def _aval_of(array: jax.Array) -> Any:
     """Describes an array without the memory that it lies in."""
     return jax.core.ShapedArray(array.shape, array.dtype, array.weak_type)
 
@@ -91,7 +91,7 @@ def forget_effects() -> None:
     _dispatch.runtime_tokens.clear()
 
 
-def uncommitted(array: Any) -> Any:
+def uncommitted(array: jax.Array) -> Any:
     """Returns an array of one device, in the same memory, that JAX may move."""
     if is_described(array) or not array.committed:
         return array
@@ -110,7 +110,7 @@ def is_traced_by(value: Any) -> bool:
     return _traces.trace is value._trace
 
 
-def around_maps(value: Any = None) -> contextlib.AbstractContextManager[Any]:
+def around_maps(value: object = None) -> contextlib.AbstractContextManager[Any]:
     """Returns a context in which operations are traced around `jax.vmap`.
 
     With a value, only if it is the same for all rows, and no branch or loop is
@@ -153,12 +153,12 @@ def _as_context(found: Any) -> contextlib.AbstractContextManager[Any]:
 _Closed: type[Any] = getattr(core, "ClosedJaxpr", core.Jaxpr)
 
 
-def is_program(value: Any) -> bool:
+def is_program(value: object) -> bool:
     """Tells whether a value is a program, with its constants or without."""
     return isinstance(value, (_Closed, core.Jaxpr))
 
 
-def _is_pair(program: Any) -> bool:
+def _is_pair(program: object) -> bool:
     """Tells whether a program keeps its constants beside its equations."""
     return isinstance(program, _Closed) and not isinstance(program, core.Jaxpr)
 

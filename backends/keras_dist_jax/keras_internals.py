@@ -91,7 +91,7 @@ def dtype_of(variable: keras.Variable) -> str:
     return dtype
 
 
-def set_array(variable: keras.Variable, array: Any) -> None:
+def set_array(variable: keras.Variable, array: object) -> None:
     """Gives a variable its `jax.Array`, without Keras' conversions."""
     variable._value = array
 
@@ -102,7 +102,7 @@ def take_away(variable: keras.Variable, on_read: Callable[..., Any]) -> None:
     variable._initializer = on_read
 
 
-def give_back(variable: keras.Variable, array: Any) -> None:
+def give_back(variable: keras.Variable, array: object) -> None:
     """Undoes `take_away`, with a new value."""
     variable._value = array
     variable._initializer = None
@@ -130,7 +130,7 @@ def trained_by(
 
 
 @contextlib.contextmanager
-def replaced(instance: Any, **hooks: Any) -> Iterator[None]:
+def replaced(instance: object, **hooks: Any) -> Iterator[None]:
     """Replaces attributes of one object, past Keras' tracking, while open."""
     attributes = vars(instance)
     before = {name: attributes[name] for name in hooks if name in attributes}
@@ -144,7 +144,7 @@ def replaced(instance: Any, **hooks: Any) -> Iterator[None]:
 
 
 def at_rate(
-    optimizer: Any, rate: Any
+    optimizer: keras.Optimizer, rate: object
 ) -> contextlib.AbstractContextManager[None]:
     """Makes an optimizer use a learning rate, unless it is `None`."""
     if rate is None:
@@ -178,7 +178,7 @@ def takes_data_only(step: Callable[..., Any]) -> bool:
     return len(required) == 1
 
 
-def draw_seed(seed: Any) -> Any:
+def draw_seed(seed: object) -> Any:
     """Returns the numbers that Keras draws by an initializer's seed."""
     return seed_generator.draw_seed(seed)
 
@@ -236,7 +236,10 @@ _attention = _Attention()
 
 @as_hook
 def hook_attention(
-    original: Any, *args: Any, raise_error: bool = False, **kwargs: Any
+    original: Callable[..., Any],
+    *args: Any,
+    raise_error: bool = False,
+    **kwargs: Any,
 ) -> Any:
     """Stands for what tells whether flash attention can be used."""
     if not _attention.is_divided:

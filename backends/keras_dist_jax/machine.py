@@ -101,12 +101,12 @@ def is_elsewhere(device: Any) -> bool:
     return current_machine() is not None and device.platform != "cpu"
 
 
-def is_described(array: Any) -> bool:
+def is_described(array: jax.Array) -> bool:
     """Tells whether an array has a shape and no values."""
     return isinstance(array, jax.ShapeDtypeStruct)
 
 
-def described(array: Any, sharding: Any = None) -> Any:
+def described(array: jax.Array, sharding: object = None) -> Any:
     """Describes an array, or anything with a shape and a dtype."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding)
 

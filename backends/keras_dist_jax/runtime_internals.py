@@ -84,7 +84,7 @@ def new_client(address: str, index: int, timeout: float) -> Any:
     return client
 
 
-def use_client(client: Any, address: str, index: int, count: int) -> None:
+def use_client(client: object, address: str, index: int, count: int) -> None:
     """Makes JAX use a connected client, of worker `index` of `count`."""
     from jax._src import distributed
 
@@ -93,7 +93,7 @@ def use_client(client: Any, address: str, index: int, count: int) -> None:
     state.process_id, state.num_processes = index, count
 
 
-def use_gloo(client: Any, host: str) -> None:
+def use_gloo(client: object, host: str) -> None:
     """Makes the CPU's devices connect by sockets on one of its addresses."""
     from jax._src import xla_bridge
     from jaxlib import _jax

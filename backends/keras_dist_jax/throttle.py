@@ -37,7 +37,7 @@ class Throttle:
         if self.waits:
             self.enter(owner, witness_of(kept[-1]))
 
-    def enter(self, owner: object, witness: Any) -> None:
+    def enter(self, owner: object, witness: object) -> None:
         """Notes a program that `owner` has just dispatched, to wait for it."""
 
     def leave(self, owner: object) -> None:
@@ -56,7 +56,7 @@ class Throttle:
         return kept[0]
 
 
-def any_of(results: Any) -> Any:
+def any_of(results: object) -> Any:
     """Returns one array of a program's results, or `None` without any."""
     leaves = tree_leaves(results)
     return leaves[0] if leaves else None
@@ -88,7 +88,7 @@ class OneAtATime(Throttle):
             if by is owner:
                 raise
 
-    def enter(self, owner: object, witness: Any) -> None:
+    def enter(self, owner: object, witness: object) -> None:
         self._owner, self._pending = owner, witness
 
     def leave(self, owner: object) -> None:

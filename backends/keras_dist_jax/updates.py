@@ -23,13 +23,22 @@ class Updates(ABC):
 
     @abstractmethod
     def of_values(
-        self, optimizer: Any, original: Any, state: Any, grads: Any, values: Any
+        self,
+        optimizer: keras.Optimizer,
+        original: object,
+        state: object,
+        grads: object,
+        values: object,
     ) -> Any:
         """Replaces `stateless_apply`, which is `original`, of an optimizer."""
 
     @abstractmethod
     def of_variables(
-        self, optimizer: Any, original: Any, grads: Any, variables: Any
+        self,
+        optimizer: keras.Optimizer,
+        original: object,
+        grads: object,
+        variables: object,
     ) -> None:
         """Replaces `apply`, which is `original`, of an optimizer."""
 

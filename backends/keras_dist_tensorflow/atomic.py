@@ -44,13 +44,13 @@ class AssignmentOrder:
             self._tensors = tensors
 
 
-def wait_for(check: Any) -> None:
+def wait_for(check: object) -> None:
     """Makes later assignments of the current step wait for an operation."""
     if _current.order is not None:
         _current.order.checks.append(check)
 
 
-def _build(optimizer: Any, variables: list[Any]) -> None:
+def _build(optimizer: keras.Optimizer, variables: list[Any]) -> None:
     """Makes an optimizer's variables, whose initial values wait for nothing."""
     if inlines():
         names = keras.name_scope(optimizer.name)

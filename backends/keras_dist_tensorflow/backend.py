@@ -138,7 +138,7 @@ class TensorFlowBackend(Backend, Differentiates):
             output_stream=sys.stdout,
         )
 
-    def plan_of_native(self, strategy: Any) -> Plan:
+    def plan_of_native(self, strategy: object) -> Plan:
         if isinstance(strategy, _OF_TPUS):
             raise TypeError(
                 "A strategy of TPUs can't be taken over: TensorFlow traces "

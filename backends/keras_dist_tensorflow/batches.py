@@ -13,7 +13,7 @@ from keras_dist.plugins import bounds
 
 
 def cut_batch(
-    batch: Any,
+    batch: object,
     parts: int,
     own: slice = slice(None),
     unequal: UnequalLengths | None = None,
@@ -74,7 +74,7 @@ def _all_equal(counts: list[Any]) -> Any:
 
 
 def _tell_unless(
-    alike: Any, counts: list[Any], unequal: UnequalLengths
+    alike: object, counts: list[Any], unequal: UnequalLengths
 ) -> None:
     def tell(*numbers: Any) -> None:
         unequal.tell([int(n) for n in numbers], on_each=False)
@@ -90,7 +90,7 @@ def _tell_unless(
         tell(*(n for n in counts if isinstance(n, int)))
 
 
-def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
+def _where(condition: object, if_true: object, if_false: object) -> Any:
     if isinstance(condition, bool):
         return if_true if condition else if_false
     return tf.where(condition, if_true, if_false)

@@ -144,7 +144,11 @@ class CentralExecutor(StepExecutor):
 
 @as_hook
 def hook_convolution(
-    original: Any, inputs: Any, kernel: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    inputs: object,
+    kernel: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Stands for Keras' convolution, whose kernel is read first: XLA can't
     read it on another device."""
@@ -156,7 +160,7 @@ def hook_convolution(
 class CentralReplica(TensorFlowReplica):
     """A replica without copies of variables of its own."""
 
-    def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
+    def hold_trainable(self, variable: keras.Variable, value: object) -> Any:
         self.check_write(variable)
         return HeldVariable(value, variable.name)
 
@@ -205,10 +209,10 @@ class HeldVariable(runtime_internals.BaseResourceVariable):
         runtime_internals.watch(self)
         return self.handle
 
-    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+    def sparse_read(self, indices: object, name: str | None = None) -> Any:
         return tf.gather(self._read_variable_op(), indices, name=name)
 
-    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+    def gather_nd(self, indices: object, name: str | None = None) -> Any:
         return tf.gather_nd(self._read_variable_op(), indices, name=name)
 
 
@@ -239,7 +243,7 @@ class HostedRound(Round):
         index: int,
         what: str,
         hold: Callable[[list[Any]], Any],
-        value: Any,
+        value: object,
     ) -> Any:
         state = current_replica()
 

@@ -118,10 +118,10 @@ class TensorFlowCompiler(Compiler):
     def _call(
         self,
         function: CompiledFunction,
-        kind: Any,
+        kind: object,
         make: Callable[[Step], Step],
-        args: Any,
-        kwargs: Any,
+        args: object,
+        kwargs: object,
     ) -> Any:
         kept = self._kept.setdefault(function.key, {})
         traced = kept.get(kind)
@@ -163,8 +163,8 @@ def _recorded(
     workers: TensorFlowWorkers,
     name: str,
     traced: Traced,
-    args: Any,
-    kwargs: Any,
+    args: object,
+    kwargs: object,
 ) -> Iterator[None]:
     """Records a call of a function in which workers meet."""
     call = Call(f"function `{name}`", f"function `{name}`")
@@ -204,10 +204,10 @@ def _stacked(batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...] | None:
 def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
     """Returns a function that loops over `strategy.run` on stacked batches."""
 
-    def loop(batches: tuple[Any, ...], _: Any) -> Any:
+    def loop(batches: tuple[Any, ...], _: object) -> Any:
         results: list[Any] = []
 
-        def one(index: Any) -> list[Any]:
+        def one(index: object) -> list[Any]:
             batch = map_nest(
                 lambda leaf: _joined(lambda own: own[0][index], [leaf]),
                 batches,
@@ -227,7 +227,7 @@ def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
         )
         columns = iter(_collected(body, num_steps))
 
-        def column(leaf: Any) -> Any:
+        def column(leaf: object) -> Any:
             if leaf is None:
                 return None
             own = [next(columns) for _ in _components(leaf)]
@@ -263,7 +263,7 @@ def _collected(body: Any, num_steps: int) -> list[Any]:
     return [array.stack() for array in arrays]
 
 
-def _components(leaf: Any) -> tuple[Any, ...]:
+def _components(leaf: object) -> tuple[Any, ...]:
     if isinstance(leaf, DistributedValues) and not isinstance(
         leaf, keras.Variable
     ):
@@ -287,5 +287,5 @@ def _stack(values: list[Any]) -> Any:
         return tf.stack(values)
 
 
-def _is_dense(value: Any) -> bool:
+def _is_dense(value: object) -> bool:
     return isinstance(value, (tf.Tensor, np.ndarray, np.generic))

@@ -134,7 +134,7 @@ def _product(sizes: Sequence[Any]) -> Any:
     return tf.reduce_prod(tf.stack(sizes))
 
 
-def _float(draw: Draw, op: Any, part: _Part) -> Any:
+def _float(draw: Draw, op: object, part: _Part) -> Any:
     dtype = tf.as_dtype(_dtype(draw))
     seed = next_seed(draw.arguments["seed"])
     return _skipping(op, seed, part, dtype, dtype=dtype)
@@ -150,7 +150,7 @@ def _uniform(draw: Draw, part: _Part) -> Any:
 
 
 def _normal(
-    draw: Draw, part: _Part, op: Any = tf.raw_ops.StatelessRandomNormalV2
+    draw: Draw, part: _Part, op: object = tf.raw_ops.StatelessRandomNormalV2
 ) -> Any:
     value = _float(draw, op, part)
     mean, stddev = (
@@ -180,7 +180,7 @@ def _integers(draw: Draw, part: _Part) -> Any:
 def _dropout(draw: Draw, part: _Part) -> Any:
     seed = next_seed(draw.arguments["seed"])
 
-    def uniform(shape: Any, dtype: Any) -> Any:
+    def uniform(shape: object, dtype: object) -> Any:
         op = tf.raw_ops.StatelessRandomUniformV2
         return _skipping(op, seed, part, dtype, dtype=dtype)
 

@@ -79,7 +79,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         # The errors that steps raise while they run, by their number.
         self._refused: list[Exception] = []
 
-    def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
+    def watch_first(self, batches: object, see: Callable[[Any], None]) -> Any:
         return FirstSeen(batches, see)
 
     @abstractmethod
@@ -155,7 +155,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
             found |= recorded(model, self.workers.recorder)
         return found
 
-    def build(self, model: keras.Model, step: str, batch: Any) -> None:
+    def build(self, model: keras.Model, step: str, batch: object) -> None:
         build(model, step, batch)
 
     def prepare(self, model: keras.Model) -> None:
@@ -175,7 +175,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def run(
         self,
         fn: Callable[[Replica, Any], T],
-        batch: Any,
+        batch: object,
         *,
         places: Places | None = None,
     ) -> list[T]:
@@ -194,7 +194,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         group = group_of(self.plan, self.workers, edges)
         return self._play_named(fn, [(part,) for part in parts], shares, group)
 
-    def rows_in_fit(self, batch: Any) -> list[range]:
+    def rows_in_fit(self, batch: object) -> list[range]:
         return ranges(cut_batch(batch, self.plan.num_replicas)[2])
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
@@ -218,7 +218,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         played: list[T] = plain(self.play)(plain(on_replica), shares, group)
         return played
 
-    def check_arguments(self, nest: Any) -> None:
+    def check_arguments(self, nest: object) -> None:
         # Per-replica arguments are taken for rows of a batch.
         values = [
             leaf.values
@@ -227,7 +227,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         ]
         self._mark([tree.flatten(own) for own in zip(*values, strict=True)])
 
-    def leave(self, nest: Any) -> Any:
+    def leave(self, nest: object) -> Any:
         return nest if tf.executing_eagerly() else map_nest(_own_value, nest)
 
     def _mark(self, each: Sequence[Sequence[Any]]) -> None:
@@ -281,14 +281,14 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
 
 
 def _reset_unbuilt_metrics(
-    model: keras.Model, iterator: Any = None, data_batch: Any = None
+    model: keras.Model, iterator: object = None, data_batch: object = None
 ) -> None:
     """Replaces Keras' method, because steps build from shapes, not batches."""
     for metric in keras_internals.metrics_to_build(model):
         metric.reset_state()
 
 
-def _same_as(value: Any) -> Any:
+def _same_as(value: object) -> Any:
     """Returns a tensor that the open control dependencies come before."""
     mask = get_mask(value)
     same = tf.identity(value)
@@ -297,7 +297,7 @@ def _same_as(value: Any) -> Any:
     return same
 
 
-def _own_value(leaf: Any) -> Any:
+def _own_value(leaf: object) -> Any:
     """Replaces a variable that differs between replicas with its value."""
     if not isinstance(leaf, keras.Variable):
         return leaf
@@ -308,7 +308,7 @@ def _own_value(leaf: Any) -> Any:
     return leaf
 
 
-def _of_any_length(leaf: Any) -> Any:
+def _of_any_length(leaf: object) -> Any:
     """Hides a graph's number of rows, so that what has rows is known."""
     if tf.executing_eagerly() or not isinstance(leaf, tf.Tensor):
         return leaf
@@ -318,10 +318,10 @@ def _of_any_length(leaf: Any) -> Any:
     return tf.compat.v1.placeholder_with_default(leaf, shape)
 
 
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: object) -> Any:
     """Converts an array to a tensor, which can carry the mark of rows."""
     return tf.convert_to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (bool, int, float, np.ndarray, np.generic))

@@ -68,14 +68,14 @@ class TensorFlowExecutor(Executor):
             device: str = tf.constant(0.0).device
         return device
 
-    def put(self, value: Any, device: Device) -> Any:
+    def put(self, value: object, device: Device) -> Any:
         with tf_variables.on_device(device):
             return tf.identity(ops.convert_to_tensor(value))
 
-    def is_live(self, value: Any) -> bool:
+    def is_live(self, value: object) -> bool:
         return isinstance(value, tf.Variable)
 
-    def snapshot(self, value: Any, index: int = 0) -> Any:
+    def snapshot(self, value: object, index: int = 0) -> Any:
         if not self.is_live(value):
             return value
         own = tf_variables.copy_of(value, index)
@@ -83,7 +83,7 @@ class TensorFlowExecutor(Executor):
         with tf.device(own.device):
             return own.read_value()
 
-    def device_of(self, tensor: Any) -> Device:
+    def device_of(self, tensor: object) -> Device:
         if not isinstance(tensor, tf.Tensor) or not tensor.device:
             return self.plan.primary
         return parse_device(tensor.device)

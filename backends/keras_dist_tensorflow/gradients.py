@@ -122,7 +122,7 @@ class SparseSum(NamedTuple):
 
 def _summed_rows(
     gradients: Sequence[tf.IndexedSlices],
-    dense_shape: Any,
+    dense_shape: object,
     sizes: StepSizes,
     name: str,
 ) -> SparseSum:
@@ -170,7 +170,7 @@ def _split(gradient: tf.IndexedSlices) -> list[tuple[Kind, Any, Any]]:
     return list(zip(kinds, vectors, parts, strict=True))
 
 
-def _kind_of(indices: Any) -> Kind:
+def _kind_of(indices: object) -> Kind:
     kind = origin_of(indices).kind
     return Kind.ROWS if kind is Kind.SHAPE else kind
 
@@ -215,7 +215,7 @@ def _summed_here(part: _Part) -> _Part:
     return part._replace(values=values, indices=indices, counts=counts)
 
 
-def _once_if(is_once: Any, part: _Part) -> tuple[Any, Any, Any]:
+def _once_if(is_once: object, part: _Part) -> tuple[Any, Any, Any]:
     """Returns rows, indices and counts, summed if replicas have the same."""
     joined = part.values, part.indices, part.counts
     if part.counts.shape[0] == 1:

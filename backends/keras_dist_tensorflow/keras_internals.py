@@ -28,7 +28,7 @@ for _name in (
     private(_name)
 
 
-def next_seed(seed: Any) -> Any:
+def next_seed(seed: object) -> Any:
     """Returns what a draw of Keras gives TensorFlow for its `seed`."""
     return _random._cast_seed(draw_seed(seed))
 
@@ -40,7 +40,7 @@ def native_of(variable: keras.Variable) -> Any:
     return variable._value
 
 
-def replace_native_variable(variable: keras.Variable, native: Any) -> None:
+def replace_native_variable(variable: keras.Variable, native: object) -> None:
     variable._value = native
 
 
@@ -49,7 +49,9 @@ def native_key(native: Any) -> Any:
     return native._unique_id
 
 
-def set_strategy(optimizer: Any, native: tf.distribute.Strategy) -> None:
+def set_strategy(
+    optimizer: keras.Optimizer, native: tf.distribute.Strategy
+) -> None:
     optimizer._distribution_strategy = native
 
 
@@ -63,7 +65,7 @@ _BY_KEY = (
 
 
 def adopt_optimizer(
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     native: tf.distribute.Strategy,
     renamed: Mapping[Any, Any],
 ) -> None:
@@ -89,7 +91,7 @@ def adopt_optimizer(
         optimizer = known.get("inner_optimizer")
 
 
-def set_native_strategy(model: keras.Model, strategy: Any) -> None:
+def set_native_strategy(model: keras.Model, strategy: object) -> None:
     """Sets the stand-in that Keras' trainer uses as native strategy."""
     object.__setattr__(model, "_distribute_strategy", strategy)
 
@@ -133,7 +135,7 @@ def metrics_to_build(model: keras.Model) -> list[keras.metrics.Metric]:
     ]
 
 
-def build_compiled_parts(model: keras.Model, batch: Any) -> None:
+def build_compiled_parts(model: keras.Model, batch: object) -> None:
     model._symbolic_build(data_batch=batch)
 
 
@@ -159,7 +161,7 @@ def install_applying(native: tf.distribute.Strategy) -> None:
         with tf.device(var.device):  # its only copy
             return fn(var, *args, **kwargs)
 
-    def colocate_vars_with(variable: Any) -> Any:
+    def colocate_vars_with(variable: keras.Variable) -> Any:
         if is_distributed(variable):
             return colocate(variable)
         return contextlib.nullcontext()
@@ -169,7 +171,7 @@ def install_applying(native: tf.distribute.Strategy) -> None:
     extended.colocate_vars_with = colocate_vars_with
 
 
-def is_distributed(native: Any) -> bool:
+def is_distributed(native: object) -> bool:
     return isinstance(native, tf.distribute.DistributedValues)
 
 

@@ -194,7 +194,11 @@ class MirroredRound:
         return [what or None for what, _ in self._arrived]
 
     def rendezvous(
-        self, index: int, what: str, fn: Callable[[list[Any]], Any], value: Any
+        self,
+        index: int,
+        what: str,
+        fn: Callable[[list[Any]], Any],
+        value: object,
     ) -> Any:
         """Waits for the other replicas; returns `fn(values)`, called once."""
         self._arrived[index] = (what, value)
@@ -231,7 +235,11 @@ class MirroredReplica(TensorFlowReplica):
 
 @as_hook
 def hook_slot(
-    original: Any, self: Any, reference_variable: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    self: Any,
+    reference_variable: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Stands for the method by which an optimizer makes a slot, under the
     native strategy that has the variable."""
@@ -267,7 +275,7 @@ def hook_build(original: Any, self: Any, variables: Any) -> Any:
     return original(self, variables)
 
 
-def _take_strategy(optimizer: Any, variable: Any) -> Any:
+def _take_strategy(optimizer: keras.Optimizer, variable: keras.Variable) -> Any:
     """Gives an optimizer the native strategy of a variable, if it has one."""
     native = keras_internals.native_of(variable)
     if not keras_internals.is_distributed(native):

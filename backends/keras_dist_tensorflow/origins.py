@@ -93,7 +93,7 @@ def note_graph(graph: Any) -> None:
             _note(call.type, call.inputs, None, call.outputs)
 
 
-def origin_of(tensor: Any) -> Origin:
+def origin_of(tensor: object) -> Origin:
     return getattr(tensor, _ORIGIN, Origin())
 
 
@@ -104,7 +104,7 @@ def _pass_on(tensors: Iterable[Any], to: Iterable[Any]) -> None:
             setattr(other, _ORIGIN, origin._replace(is_given=False))
 
 
-def _source(tensor: Any) -> Any:
+def _source(tensor: object) -> Any:
     source = origin_of(tensor).source
     return tensor if source is None else source
 
@@ -144,7 +144,7 @@ def _is_vector(tensor: Any) -> bool:
 
 
 def _kind(
-    operation: str, inputs: Any, before: Sequence[Origin], place: int
+    operation: str, inputs: object, before: Sequence[Origin], place: int
 ) -> Kind:
     """Returns the kind of an operation's output at some place."""
     kinds = [origin.kind for origin in before]

@@ -91,7 +91,7 @@ class TensorFlowReplica(Replica):
                 "instead."
             )
 
-    def hold(self, variable: keras.Variable, value: Any) -> Any:
+    def hold(self, variable: keras.Variable, value: object) -> Any:
         if self.share is WHOLE or not variable.trainable:
             self.check_write(variable)
         if not variable.trainable:
@@ -100,7 +100,7 @@ class TensorFlowReplica(Replica):
         return self.hold_trainable(variable, value)
 
     @abstractmethod
-    def hold_trainable(self, variable: keras.Variable, value: Any) -> Any:
+    def hold_trainable(self, variable: keras.Variable, value: object) -> Any:
         """Does `hold` for a trainable variable, which tapes watch."""
 
 
@@ -127,12 +127,12 @@ def hook_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def gradient(
         self: tf.GradientTape,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+        target: object,
+        sources: object,
+        output_gradients: object = None,
+        unconnected_gradients: object = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        def of(weights: Any) -> Any:
+        def of(weights: object) -> Any:
             return original(
                 self, target, sources, weights, unconnected_gradients
             )
@@ -148,9 +148,9 @@ def hook_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
 def _counted(
     step: ReplicaStep,
     of: Callable[[Any], Any],
-    target: Any,
-    sources: Any,
-    output_gradients: Any,
+    target: object,
+    sources: object,
+    output_gradients: object,
 ) -> Any:
     """Scales gradients of sums over rows, which `of` returns."""
     targets = tf.nest.flatten(target)
@@ -207,7 +207,7 @@ def _counted(
     )
 
 
-def _has_axis(target: Any) -> bool:
+def _has_axis(target: object) -> bool:
     shape = getattr(target, "shape", None)
     return shape is not None and bool(shape.rank)
 
@@ -252,11 +252,11 @@ def _may_be_sum(target: Any, share: RowShard) -> bool:
     return bool(size % max(share.rows, 1) == 0)
 
 
-def _is_variable(source: Any) -> bool:
+def _is_variable(source: object) -> bool:
     return isinstance(source, (keras.Variable, tf.Variable))
 
 
-def _scaled(gradient: Any, factor: Any) -> Any:
+def _scaled(gradient: object, factor: object) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         values = scaled(gradient.values, factor)
         return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

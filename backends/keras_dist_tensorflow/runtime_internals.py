@@ -73,7 +73,7 @@ class _NativePerReplicaSpec(_PerReplicaSpec):
     __slots__ = ()
     value_type = property(lambda self: NativePerReplica)
 
-    def _from_components(self, tensor_list: Any) -> NativePerReplica:
+    def _from_components(self, tensor_list: object) -> NativePerReplica:
         return NativePerReplica(tensor_list)
 
 
@@ -82,7 +82,7 @@ for _name, _method in arithmetic(NativePerReplica, "PerReplica").items():
 NativePerReplica.__name__ = "PerReplica"  # what users know
 
 
-def is_composite(value: Any) -> bool:
+def is_composite(value: object) -> bool:
     """Tells if a value is sparse, ragged or per-replica to TensorFlow."""
     return isinstance(value, CompositeTensor)
 
@@ -93,7 +93,7 @@ def is_recording() -> bool:
     return bool(record.could_possibly_record() or is_stopped)
 
 
-def watch(variable: Any) -> None:
+def watch(variable: object) -> None:
     """Tells the tapes of this thread that a variable was read."""
     tape.variable_accessed(variable)
 
@@ -132,7 +132,7 @@ def hook_filter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def register_loop(kind: type) -> None:
     """Makes `for` over a class that has `reduce` part of a traced graph."""
 
-    def loop(iterable: Any, *args: Any) -> None:
+    def loop(iterable: object, *args: Any) -> None:
         if tf.executing_eagerly():
             control_flow._py_for_stmt(iterable, *args)
         else:

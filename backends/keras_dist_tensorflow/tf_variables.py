@@ -28,20 +28,20 @@ def on_device(device: Device) -> Any:
     return tf.device(device_name(device))
 
 
-def components(native: Any) -> tuple[Any, ...]:
+def components(native: object) -> tuple[Any, ...]:
     """Returns a variable's copies, primary first, or a plain one in a tuple."""
     if isinstance(native, tf.distribute.DistributedValues):
         return tuple(native.values)
     return (native,)
 
 
-def copy_of(native: Any, index: int) -> Any:
+def copy_of(native: object, index: int) -> Any:
     """Returns a replica's copy of a variable, or its only one."""
     copies = components(native)
     return copies[index % len(copies)]
 
 
-def devices_of(native: Any) -> tuple[Device, ...]:
+def devices_of(native: object) -> tuple[Device, ...]:
     return tuple(parse_device(copy.device) for copy in components(native))
 
 
@@ -89,7 +89,7 @@ class Replacements:
             weakref.WeakKeyDictionary()
         )
 
-    def move(self, variable: keras.Variable, to: Any) -> None:
+    def move(self, variable: keras.Variable, to: object) -> None:
         Replacements.so_far += 1
         self._num_moves += 1
         old = keras_internals.native_of(variable)
@@ -113,12 +113,12 @@ class Replacements:
         for each in optimizers:
             self.adopt(each, native)
 
-    def adopt(self, optimizer: Any, native: Any) -> None:
+    def adopt(self, optimizer: keras.Optimizer, native: object) -> None:
         """Gives an optimizer its strategy, and new keys after moves."""
         renamed = self._renamed if self._is_news(optimizer) else {}
         keras_internals.adopt_optimizer(optimizer, native, renamed)
 
-    def _is_news(self, owner: Any) -> bool:
+    def _is_news(self, owner: object) -> bool:
         if self._told.get(owner, 0) == self._num_moves:
             return False
         self._told[owner] = self._num_moves
@@ -148,7 +148,7 @@ class NativeComponent(Component):
     def read(self) -> Any:
         return self._native.read_value()
 
-    def write(self, value: Any) -> None:
+    def write(self, value: object) -> None:
         self._native.assign(tf.cast(value, self._native.dtype))
 
 

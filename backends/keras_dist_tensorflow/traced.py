@@ -64,15 +64,15 @@ class Traced:
             self._moves = Replacements.so_far
         return False
 
-    def __call__(self, args: Any, kwargs: Any) -> Any:
+    def __call__(self, args: object, kwargs: object) -> Any:
         outputs = self._call("__call__", args, kwargs)
         return map_nest(_opened, outputs)
 
-    def trace(self, args: Any, kwargs: Any) -> None:
+    def trace(self, args: object, kwargs: object) -> None:
         """Traces the function for these arguments, without a call."""
         self._call("get_concrete_function", args, kwargs)
 
-    def _call(self, method: str, args: Any, kwargs: Any) -> Any:
+    def _call(self, method: str, args: object, kwargs: object) -> Any:
         args, kwargs = map_nest(_closed, (args, kwargs))
         try:
             # Each argument costs some of TensorFlow's time.
@@ -96,7 +96,7 @@ class Traced:
         return outputs
 
     def _new_function(self) -> Any:
-        def trace(args: Any, *keywords: Any) -> Any:
+        def trace(args: object, *keywords: Any) -> Any:
             kwargs = keywords[0] if keywords else {}
             leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
             self._log.note([leaf for leaf in leaves if tf.is_tensor(leaf)])
@@ -129,14 +129,16 @@ class Traced:
 class _PythonValue:
     """A value that passes a `tf.function` as the structure of a nest."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __tf_flatten__(self) -> tuple[tuple[Any], tuple[()]]:
         return (self.value,), ()
 
     @classmethod
-    def __tf_unflatten__(cls, metadata: tuple[Any], _: Any) -> "_PythonValue":
+    def __tf_unflatten__(
+        cls, metadata: tuple[Any], _: object
+    ) -> "_PythonValue":
         return cls(*metadata)
 
 
@@ -172,7 +174,7 @@ def _closed(leaf: Any) -> Any:
     return leaf
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, keras.Variable):
         return False
     return tf.is_tensor(value) or isinstance(
@@ -180,7 +182,7 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def _closed_result(leaf: Any) -> Any:
+def _closed_result(leaf: object) -> Any:
     """Converts a result to what a `tf.function` can return."""
     if isinstance(leaf, (keras.Variable, np.ndarray, np.generic)):
         return tf.convert_to_tensor(leaf)
@@ -197,7 +199,7 @@ def _closed_result(leaf: Any) -> Any:
     return _PythonValue(leaf)
 
 
-def _opened(leaf: Any) -> Any:
+def _opened(leaf: object) -> Any:
     if isinstance(leaf, _PythonValue):
         value = leaf.value
         return value.variable() if isinstance(value, _SameVariable) else value

@@ -34,22 +34,24 @@ class OneReplica:
         fn: Callable[..., Any],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-        options: Any = None,
+        options: object = None,
     ) -> Any:
         return fn(*args, **(kwargs or {}))
 
     def experimental_distribute_dataset(
-        self, dataset: Any, options: Any = None
+        self, dataset: object, options: object = None
     ) -> Any:
         return dataset
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         return (value,)
 
-    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
+    def reduce(
+        self, reduce_op: object, value: object, axis: object = None
+    ) -> Any:
         return value
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: object, axis: int) -> Any:
         return value
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
@@ -64,7 +66,10 @@ _traced: weakref.WeakKeyDictionary[keras.Model, dict[str, list[int]]] = (
 
 
 def hook_make_function(
-    name: str, original: Any, self: keras.Model, force: bool = False
+    name: str,
+    original: Callable[..., Any],
+    self: keras.Model,
+    force: bool = False,
 ) -> Any:
     """Stands for the method that makes the function of `fit` or a relative.
 
@@ -119,7 +124,7 @@ def recorded(
 def built_first(
     model: keras.Model, name: str, step: Callable[[Any], Any]
 ) -> Callable[[Any], Any]:
-    def built(data: Any) -> Any:
+    def built(data: object) -> Any:
         build(model, name, data)
         return step(data)
 
@@ -127,7 +132,7 @@ def built_first(
     return built
 
 
-def build(model: keras.Model, name: str, data: Any) -> None:
+def build(model: keras.Model, name: str, data: object) -> None:
     """Builds a model from a batch's shapes, before its step `name`."""
     # Drawing a batch of the user's data first would change a shuffled order.
     layers = not keras_internals.layers_are_built(model)

@@ -89,7 +89,7 @@ class TensorFlowWorkers(Workers):
     def is_tracing(self) -> bool:
         return not tf.executing_eagerly()
 
-    def on_host(self, tensor: Any) -> np.ndarray:
+    def on_host(self, tensor: object) -> np.ndarray:
         return np.asarray(tf.convert_to_tensor(tensor).numpy())
 
     def here(self, value: np.ndarray) -> Any:
@@ -230,7 +230,7 @@ class TensorFlowWorkers(Workers):
                 for each, t in zip(self.sum_alike(words), tensors, strict=True)
             ]
 
-    def concatenate(self, tensor: Any, axis: int) -> Any:
+    def concatenate(self, tensor: object, axis: int) -> Any:
         if tf.executing_eagerly():
             return super().concatenate(tensor, axis)
         with tf.device(self._device):

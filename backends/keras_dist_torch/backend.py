@@ -212,7 +212,7 @@ def _not_in_a_process(plan: Plan) -> DeviceError:
     )
 
 
-def _sum_of(gradient: Any, more: Any) -> Any:
+def _sum_of(gradient: torch.Tensor, more: object) -> Any:
     """Adds gradients, each of which may be `None`."""
     if gradient is None or more is None:
         return more if gradient is None else gradient

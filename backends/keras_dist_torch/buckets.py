@@ -192,7 +192,9 @@ class Overlap:
             for bucket in itertools.chain(*sent.values()):
                 bucket.finish()
 
-    def watch(self, variable: Any, leaf: torch.Tensor, replica: int) -> None:
+    def watch(
+        self, variable: keras.Variable, leaf: torch.Tensor, replica: int
+    ) -> None:
         """Sends a variable's bucket once replicas' leaves have gradients."""
         order, position = TorchRecord.of(variable).order
         if order is None or not order.is_early or len(order.buckets) == 1:
@@ -262,7 +264,7 @@ class Overlap:
         return [*sums, *done[-1].numbers]
 
     def _arrived(
-        self, order: Order, position: int, replica: int, gradient: Any
+        self, order: Order, position: int, replica: int, gradient: torch.Tensor
     ) -> None:
         ready = self._ready.setdefault(order, {})
         own = (gradient, gradient._version)

@@ -109,7 +109,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _packed(value: Any) -> str:
+def _packed(value: object) -> str:
     """Makes a short text of an object."""
     return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
 

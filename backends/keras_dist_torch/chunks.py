@@ -45,7 +45,7 @@ def hook_update(
 
 
 def _of(
-    optimizer: Any, variables: Sequence[keras.Variable]
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> Sequence[Sequence[int]]:
     """Returns the indices of the variables of each chunk."""
     key = tuple(map(id, variables))
@@ -57,7 +57,7 @@ def _of(
     return found
 
 
-def is_elementwise(optimizer: Any) -> bool:
+def is_elementwise(optimizer: keras.Optimizer) -> bool:
     """Returns whether each element's update is its own, as Keras writes it.
 
     The optimizer is one that updates many variables by one call.
@@ -65,7 +65,7 @@ def is_elementwise(optimizer: Any) -> bool:
     return is_of_keras(optimizer._parallel_update_step)
 
 
-def may_cut(optimizer: Any) -> bool:
+def may_cut(optimizer: keras.Optimizer) -> bool:
     """Returns whether variables may be updated by several calls."""
     # Nadam's also changes a number that all variables share.
     is_nadam = isinstance(optimizer, keras.optimizers.Nadam)

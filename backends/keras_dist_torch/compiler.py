@@ -91,7 +91,7 @@ class TorchCompiler(Compiler):
         self._have_run.add(function.key)
 
 
-def _traced(leaf: Any) -> Any:
+def _traced(leaf: object) -> Any:
     """Converts an array to a tensor, as other backends do for functions."""
     if isinstance(leaf, (PerReplica, Mirrored)):
         return type(leaf)([map_nest(_traced, value) for value in leaf.values])
@@ -103,7 +103,7 @@ def _traced(leaf: Any) -> Any:
     return leaf
 
 
-def snapshot(value: Any) -> Any:
+def snapshot(value: object) -> Any:
     """Copies a tensor that may share memory with a variable."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -114,7 +114,7 @@ def snapshot(value: Any) -> Any:
     return value.clone()
 
 
-def value_now(leaf: Any) -> Any:
+def value_now(leaf: object) -> Any:
     """Converts a result of a compiled function; variables become tensors."""
     return snapshot(leaf.value if isinstance(leaf, keras.Variable) else leaf)
 

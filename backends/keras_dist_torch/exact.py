@@ -44,7 +44,7 @@ class Exactly(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

@@ -103,7 +103,7 @@ class FSDPExecutor(ShardedExecutor):
         fn: Callable[..., T],
         members: Sequence[tuple[Any, ...]],
         group: ReplicaGroup,
-        overlap: Any = None,
+        overlap: object = None,
         places: Places | None = None,
         may_repeat: bool = False,
     ) -> list[T]:
@@ -174,7 +174,7 @@ class FSDPExecutor(ShardedExecutor):
             )
         ]
 
-    def _in_parts(self, total: Any, variable: keras.Variable) -> Any:
+    def _in_parts(self, total: torch.Tensor, variable: keras.Variable) -> Any:
         storage = self.storage(variable)
         if not isinstance(storage, DTensorStorage):
             return total

@@ -53,8 +53,8 @@ class Scatter:
         self,
         output_tensor: torch.Tensor,
         input_tensor: torch.Tensor,
-        group: Any,
-        op: Any,
+        group: object,
+        op: object,
         async_op: bool = False,
     ) -> None:
         rows = input_tensor.view(-1, output_tensor.numel())

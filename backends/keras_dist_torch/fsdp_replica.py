@@ -56,7 +56,7 @@ class FSDPReplica(BaseReplica, WeighsLosses):
         self._seen: dict[int, keras.Variable] = {}
 
     def rendezvous(
-        self, what: str, fn: Callable[[list[Any]], T], value: Any
+        self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
         with outside_replicas(), torch.no_grad():
             self.draws.of_round.compare(self.group.workers)
@@ -145,7 +145,7 @@ class FSDPReplica(BaseReplica, WeighsLosses):
         held = state.scope.state_mapping.get(id(variable))
         return (tensor_in_use(variable) if held is None else held).grad
 
-    def _as_given(self, gradient: Any, is_step: bool) -> Any:
+    def _as_given(self, gradient: torch.Tensor, is_step: bool) -> Any:
         """Returns a gradient as code gets it: its own replica's, or sealed."""
         if isinstance(gradient, DTensor):
             return SummedGradient.of(gradient)
@@ -230,7 +230,11 @@ class SummedGradient(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        cls,
+        func: object,
+        types: object,
+        args: object = (),
+        kwargs: object = None,
     ) -> Any:
         if func in _DESCRIBING:
             return super().__torch_function__(func, types, args, kwargs or {})
@@ -254,6 +258,6 @@ _DESCRIBING = {
 }
 
 
-def sharded(gradient: Any) -> Any:
+def sharded(gradient: torch.Tensor) -> Any:
     """Returns the `DTensor` of a sealed gradient, and others as they are."""
     return getattr(gradient, "parts", gradient)

@@ -32,7 +32,7 @@ from keras_dist_torch.loss_weighting import weighing_replica
 from keras_dist_torch.torch_internals import CLIPS
 
 
-def detached(leaf: Any) -> Any:
+def detached(leaf: object) -> Any:
     return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
@@ -106,7 +106,7 @@ class GlobalStepHook:
 
     before_step: Any = None
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         handle = register_optimizer_step_pre_hook(value)
         vars(self).update({name: value, "handle": handle})
 
@@ -145,7 +145,9 @@ def hook_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
 
 
 @as_hook
-def hook_clipping(original: Any, *args: Any, **kwargs: Any) -> Any:
+def hook_clipping(
+    original: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """Makes a function of torch that clips gradients raise in a step."""
     if current_step() is not None:
         name = original.__name__
@@ -228,7 +230,9 @@ def refuse_in_place(model: keras.Model, key: int) -> NoReturn:
     )
 
 
-def refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def refuse_step(
+    optimizer: keras.Optimizer, args: object, kwargs: object
+) -> None:
     """Refuses an optimizer of PyTorch's own that takes a step."""
     state = current_replica()
     if state is None or state.strategy.plan.num_replicas == 1:
@@ -246,7 +250,7 @@ def refuse_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def hook_grad(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def grad(outputs: object, inputs: object, *args: Any, **kwargs: Any) -> Any:
         check_not_in_function("torch.autograd.grad")
         if weighing_replica() is not None:
             refuse_derivatives("torch.autograd.grad")
@@ -259,7 +263,7 @@ def hook_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    def backward(tensors: object, *args: Any, **kwargs: Any) -> None:
         check_not_in_function("backward")
         loss_weighting = weighing_replica()
         if loss_weighting is not None:

@@ -101,7 +101,7 @@ def _initial_values_device(variable: keras.Variable) -> str | None:
 
 
 def _hook_distribution(
-    instead: Callable[[Any], Any], original: Any, self: Any, /
+    instead: Callable[[Any], Any], original: Callable[..., Any], self: Any, /
 ) -> Any:
     """Does something else for models that are kept out of it.
 

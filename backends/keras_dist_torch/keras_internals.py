@@ -46,7 +46,9 @@ def has_no_seed(generator: Any) -> bool:
     return is_generator and generator._initial_seed is None
 
 
-def mask_of_dropout(sizes: list[int], rate: float, seed: Any) -> torch.Tensor:
+def mask_of_dropout(
+    sizes: list[int], rate: float, seed: object
+) -> torch.Tensor:
     """Returns the mask that `keras.random.dropout` makes of a seed."""
     generator = _generator_of(seed)
     kept = torch.full(sizes, 1.0 - rate, device=generator.device)

@@ -97,7 +97,7 @@ class TorchExecutor(Executor):
     def storage(self, variable: keras.Variable) -> Storage:
         return TorchStorage(variable, self.plan, self.plan.primary)
 
-    def put(self, value: Any, device: Device) -> torch.Tensor:
+    def put(self, value: object, device: Device) -> torch.Tensor:
         own = torch_device(device)
         if isinstance(value, torch.Tensor):
             return prefetch.sent(value, own)
@@ -105,23 +105,23 @@ class TorchExecutor(Executor):
             tensor: torch.Tensor = ops.convert_to_tensor(value)
         return prefetch.sent(tensor, own)
 
-    def bring(self, value: Any, index: int) -> Any:
+    def bring(self, value: object, index: int) -> Any:
         device = torch_device(self.plan.devices[index])
         if isinstance(value, torch.Tensor) and value.device != device:
             return value.to(device)
         return value
 
-    def leave(self, nest: Any) -> Any:
+    def leave(self, nest: object) -> Any:
         # Compiled functions return tensors, never variables.
         return map_nest(value_now, nest) if inlines() else nest
 
-    def snapshot(self, value: Any, index: int = 0) -> Any:
+    def snapshot(self, value: object, index: int = 0) -> Any:
         return snapshot(value)
 
-    def is_live(self, value: Any) -> bool:
+    def is_live(self, value: object) -> bool:
         return isinstance(value, torch.nn.Parameter)
 
-    def device_of(self, tensor: Any) -> Device:
+    def device_of(self, tensor: torch.Tensor) -> Device:
         if not isinstance(tensor, torch.Tensor):
             return self.plan.primary
         is_gpu = tensor.device.type == "cuda"

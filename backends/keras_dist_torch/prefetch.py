@@ -66,12 +66,12 @@ def from_host() -> Iterator[None]:
         yield
 
 
-def _as_it_is(batch: Any) -> Callable[[], Any]:
+def _as_it_is(batch: object) -> Callable[[], Any]:
     return lambda: batch
 
 
 @as_hook
-def hook_batches(original: Any, self: Any, /) -> Any:
+def hook_batches(original: Callable[..., Any], self: Any, /) -> Any:
     """Stands for the method by which a trainer gets its batches.
 
     Arrays that are on a GPU already are not sent.
@@ -94,7 +94,7 @@ class Lane:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def send(self, batch: Any) -> Callable[[], Any]:
+    def send(self, batch: object) -> Callable[[], Any]:
         with torch.cuda.stream(self._stream):
             copy = map_nest(self._sent, batch)
             done = self._stream.record_event()
@@ -108,12 +108,12 @@ class Lane:
 
         return arrive
 
-    def _sent(self, leaf: Any) -> Any:
+    def _sent(self, leaf: object) -> Any:
         is_tensor = isinstance(leaf, torch.Tensor)
         return sent(leaf, self._device) if is_tensor else leaf
 
 
-def _is_used_by(stream: torch.cuda.Stream, leaf: Any) -> None:
+def _is_used_by(stream: torch.cuda.Stream, leaf: object) -> None:
     """Keeps a tensor's memory until the stream has done what it has now."""
     if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
         leaf.record_stream(stream)

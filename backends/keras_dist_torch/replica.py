@@ -53,7 +53,7 @@ class Run:
 
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
 def _meet(
-    run: Run, position: int, what: str, hold: Callable[..., T], value: Any
+    run: Run, position: int, what: str, hold: Callable[..., T], value: object
 ) -> T:
     if run.is_only:
         return hold([value])
@@ -102,7 +102,7 @@ class TorchReplica(BaseReplica):
         self.draws = ReplicaDraws(self, run.draws, device)
 
     def rendezvous(
-        self, what: str, fn: Callable[[list[Any]], T], value: Any
+        self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
         run = self._run
 
@@ -182,7 +182,7 @@ def noting_assigned() -> Iterator[Assigned]:
             around += made
 
 
-def lengths_of(batch: Any) -> list[int]:
+def lengths_of(batch: object) -> list[int]:
     """Returns the numbers of rows of a batch's arrays, one at least."""
     lengths = [
         int(leaf.shape[0]) for leaf in leaves_of(batch) if is_row_shaped(leaf)
@@ -195,7 +195,7 @@ def lengths_of(batch: Any) -> list[int]:
     return lengths
 
 
-def cut(batch: Any, rows: slice, device: torch.device) -> Any:
+def cut(batch: object, rows: slice, device: torch.device) -> Any:
     """Takes some rows of a batch and moves them to a device."""
 
     def part(leaf: Any) -> Any:
@@ -211,7 +211,7 @@ def cut(batch: Any, rows: slice, device: torch.device) -> Any:
 
 
 def move(value: T, device: torch.device) -> T:
-    def moved(leaf: Any) -> Any:
+    def moved(leaf: object) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.device != device:
             return leaf.to(device)
         return leaf

@@ -88,7 +88,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
     def run(
         self,
         fn: Callable[[Replica, Any], T],
-        batch: Any,
+        batch: object,
         *,
         places: Places | None = None,
     ) -> list[T]:
@@ -157,7 +157,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         is_gpu = any(device.type == "cuda" for device in self._devices)
         return prefetch.from_host() if is_gpu else contextlib.nullcontext()
 
-    def rows_in_fit(self, batch: Any) -> list[range]:
+    def rows_in_fit(self, batch: object) -> list[range]:
         lengths = lengths_of(batch)
         return ranges(self._edges(lengths[0], len(set(lengths)) == 1))
 

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 from torch.distributed.tensor import DTensor
@@ -98,7 +97,7 @@ class ShardedExecutor(TorchReplicaExecutor, KeepsShards):
                 raise _not_sharded(optimizer, error) from error
             raise
 
-    def _divide(self, optimizer: Any) -> None:
+    def _divide(self, optimizer: keras.Optimizer) -> None:
         """Divides slots that were made before the strategy had them."""
         slots = optimizer.variables
         if vars(optimizer).get(_DIVIDED) == len(slots):
@@ -145,7 +144,7 @@ class ShardedExecutor(TorchReplicaExecutor, KeepsShards):
         ]
 
 
-def _is_of_keras(optimizer: Any) -> bool:
+def _is_of_keras(optimizer: keras.Optimizer) -> bool:
     """Returns whether an update runs no code of a user's own."""
     classes = {type(optimizer), type(inner_of(optimizer))}
     for variable in trainable_variables(optimizer):

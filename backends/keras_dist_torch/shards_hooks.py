@@ -35,7 +35,9 @@ from keras_dist_torch.units import is_live
 
 
 @as_hook
-def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
+def _hook_tracking(
+    original: Callable[..., Any], self: Any, /, *args: Any
+) -> None:
     """Keeps Keras from gathering variables to register them with PyTorch."""
     if not is_live(self):
         with ShardsScope():
@@ -44,11 +46,11 @@ def _hook_tracking(original: Any, self: Any, /, *args: Any) -> None:
 
 @as_hook
 def _hook_update(
-    original: Any,
+    original: Callable[..., Any],
     self: Any,
     grads: Sequence[Any],
     trainable_variables: Sequence[keras.Variable],
-    learning_rate: Any,
+    learning_rate: object,
 ) -> None:
     """Has an optimizer compute with this worker's parts themselves, without
     what `DTensor` does for each operation."""
@@ -79,7 +81,9 @@ def _are_alike(
 
 
 @as_hook
-def _hook_clip(original: Any, self: Any, grads: Sequence[Any]) -> Any:
+def _hook_clip(
+    original: Callable[..., Any], self: Any, grads: Sequence[Any]
+) -> Any:
     """Clips by norms with one sum over workers for all of them."""
     scope = shards_scope()
     limit = self.clipnorm or self.global_clipnorm
@@ -102,7 +106,9 @@ def _hook_clip(original: Any, self: Any, grads: Sequence[Any]) -> Any:
 
 
 @as_hook
-def _hook_finite(original: Any, self: Any, grads: Sequence[Any]) -> Any:
+def _hook_finite(
+    original: Callable[..., Any], self: Any, grads: Sequence[Any]
+) -> Any:
     """Looks for infinity and NaN with one sum over workers."""
     scope = shards_scope()
     given = [each for each in grads if each is not None]
@@ -156,7 +162,9 @@ _called = _Called()
 
 
 @as_hook
-def _hook_call(original: Any, layer: Any, /, *args: Any, **kw: Any) -> Any:
+def _hook_call(
+    original: Callable[..., Any], layer: object, /, *args: Any, **kw: Any
+) -> Any:
     """Prepares a model that a replica function calls itself."""
     prepare = _called.prepare if isinstance(layer, keras.Model) else None
     if prepare is not None and innermost_layer() is None:

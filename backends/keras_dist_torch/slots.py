@@ -134,7 +134,7 @@ class SlotsExecutor(ShardedExecutor):
             original(optimizer, own + gradients[len(own) :], variables)
 
     def _check_alike(
-        self, optimizer: Any, gradients: Sequence[torch.Tensor]
+        self, optimizer: keras.Optimizer, gradients: Sequence[torch.Tensor]
     ) -> None:
         """Refuses gradients that differ between workers, of which each would
         use its own part."""
@@ -234,7 +234,7 @@ class SlotsExecutor(ShardedExecutor):
 
 
 def _check_gradient(
-    optimizer: Any, gradient: Any, variable: keras.Variable
+    optimizer: keras.Optimizer, gradient: torch.Tensor, variable: keras.Variable
 ) -> None:
     shape = tuple(variable.shape)
     is_tensor = isinstance(gradient, torch.Tensor)
@@ -249,7 +249,7 @@ def _check_gradient(
 
 
 def _check_sends_nothing(
-    optimizer: Any, variables: Sequence[keras.Variable]
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> None:
     """Refuses an update for which PyTorch would send tensors itself."""
     inner = inner_of(optimizer)

@@ -52,7 +52,7 @@ class ShardedParameters(torch.nn.Module):
         named = {f"v{i}": each for i, each in enumerate(variables)}
         self.__dict__["variables_by_name"] = named
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         variable = self.__dict__.get("variables_by_name", {}).get(name)
         if variable is None:
             super().__setattr__(name, value)
@@ -214,7 +214,7 @@ def _lives(module: torch.nn.Module) -> Iterator[ShardedParameters]:
             yield from _lives(child)
 
 
-def _own_results(module: Any, inputs: Any, outputs: Any) -> Any:
+def _own_results(module: object, inputs: object, outputs: object) -> Any:
     """Copies results that are views of others.
 
     A change of a view in place would drop FSDP's hook on its gradient.

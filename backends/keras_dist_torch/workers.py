@@ -179,7 +179,7 @@ class TorchWorkers(Workers):
         super().forget_calls()
         self.sums.forget()
 
-    def on_host(self, tensor: Any) -> np.ndarray:
+    def on_host(self, tensor: torch.Tensor) -> np.ndarray:
         value = torch.as_tensor(tensor).detach().cpu()
         if value.dtype == torch.bfloat16:
             words = np.asarray(value.contiguous().view(torch.int16))

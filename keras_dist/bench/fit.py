@@ -102,7 +102,7 @@ def users_task(spec: str, rows: int) -> Task:
     return task
 
 
-def _checked(spec: str, given: Any) -> tuple[keras.Model, Any, Any]:
+def _checked(spec: str, given: object) -> tuple[keras.Model, Any, Any]:
     """Returns the model and the data, if they can be used."""
     if not isinstance(given, tuple) or len(given) != 3:
         raise ValueError(

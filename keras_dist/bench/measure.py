@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
 from types import FrameType
-from typing import Any
 from typing import TextIO
 
 import numpy as np
@@ -196,7 +195,7 @@ def calls_a_step(
     def calls(steps: int) -> Counter[bool]:
         seen: Counter[bool] = Counter()
 
-        def count(frame: FrameType, event: str, argument: Any) -> None:
+        def count(frame: FrameType, event: str, argument: object) -> None:
             if event == "call":
                 seen[frame.f_code in codes] += 1
 

@@ -3,7 +3,6 @@
 from abc import ABC
 from abc import abstractmethod
 from collections import Counter
-from typing import Any
 
 from keras_dist.cluster_resolver.spec import ClusterSpec
 from keras_dist.plugin.backend import get_backend
@@ -68,7 +67,7 @@ class ClusterResolver(ABC):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
         """Returns the number of this worker's accelerators, by type.
 

@@ -159,7 +159,7 @@ class TPUClusterResolver(ClusterResolver):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
         """Returns the number of TPU cores of this host, whatever the task."""
         if self.is_virtual:
@@ -227,7 +227,7 @@ def _address(endpoint: str) -> str:
     return f"{host}:{port or _PORT}"
 
 
-def _service(credentials: Any, url: str | None) -> Any:
+def _service(credentials: object, url: str | None) -> Any:
     """Creates the service of Google's API client that knows TPUs."""
     try:
         discovery = importlib.import_module("googleapiclient.discovery")

@@ -83,7 +83,7 @@ class SimpleClusterResolver(ClusterResolver):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
         """Returns the given numbers of accelerators."""
         return dict(self._num_accelerators or {})
@@ -171,7 +171,7 @@ class UnionResolver(ClusterResolver):
         self,
         task_type: str | None = None,
         task_id: int | None = None,
-        config_proto: Any = None,
+        config_proto: object = None,
     ) -> dict[str, int]:
         """Returns the first resolver's number of accelerators, by type."""
         return self._resolvers[0].num_accelerators(

@@ -30,7 +30,7 @@ class ClusterSpec:
     (2, '10.0.0.2:9000')
     """
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: object) -> None:
         if not isinstance(cluster, Mapping):
             cluster = _dict_of(cluster)
         self._jobs = {job: _tasks(job, cluster[job]) for job in cluster}
@@ -95,7 +95,7 @@ class ClusterSpec:
         """
         return sorted(self._job(job_name))
 
-    def task_address(self, job_name: str | None, task_index: Any) -> str:
+    def task_address(self, job_name: str | None, task_index: object) -> str:
         """Returns the address of a task.
 
         Args:
@@ -137,7 +137,7 @@ class ClusterSpec:
         return self._jobs[name]
 
 
-def _dict_of(spec: Any) -> Mapping[str, Any]:
+def _dict_of(spec: object) -> Mapping[str, Any]:
     as_dict = getattr(spec, "as_dict", None)
     if not callable(as_dict):
         raise TypeError(
@@ -150,7 +150,7 @@ def _dict_of(spec: Any) -> Mapping[str, Any]:
     return found
 
 
-def _tasks(job: Any, tasks: Any) -> dict[int, str]:
+def _tasks(job: object, tasks: object) -> dict[int, str]:
     if not isinstance(job, str):
         raise TypeError(f"Job name {job!r} must be a string.")
     if isinstance(tasks, (list, tuple)):

@@ -45,7 +45,7 @@ class Strategy(StrategyV2):
     """
 
     def reduce(
-        self, reduce_op: ReduceOp | str, value: Any, axis: Any = None
+        self, reduce_op: ReduceOp | str, value: object, axis: object = None
     ) -> Any:
         """Combines a value as `keras_dist.Strategy.reduce`; `axis` is optional.
 

@@ -9,14 +9,14 @@ from keras import ops
 class Component:
     """One replica's own value of a variable, a tensor on its device."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._value = value
 
     def read(self) -> Any:
         """Returns the value."""
         return self._value
 
-    def write(self, value: Any) -> None:
+    def write(self, value: object) -> None:
         """Replaces the value as a whole."""
         self._value = value
 

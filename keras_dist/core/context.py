@@ -187,7 +187,7 @@ def check_same(strategy: object, what: str) -> None:
         )
 
 
-def _way_out(strategy: Any, outer: Any) -> str:
+def _way_out(strategy: object, outer: object) -> str:
     if repr(strategy) != repr(outer):
         return "Leave the outer scope first."
     return (

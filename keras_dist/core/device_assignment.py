@@ -2,7 +2,6 @@
 
 import enum
 import math
-from typing import Any
 from typing import final
 
 import numpy as np
@@ -53,7 +52,7 @@ class DeviceAssignment:
     [0, 1]
     """
 
-    def __init__(self, topology: Topology, core_assignment: Any) -> None:
+    def __init__(self, topology: Topology, core_assignment: object) -> None:
         self._topology = _checked(topology)
         self._core_assignment = integers("core_assignment", core_assignment)
         shape = self._core_assignment.shape
@@ -166,8 +165,8 @@ class DeviceAssignment:
     def build(
         cls,
         topology: Topology | bytes,
-        computation_shape: Any = None,
-        computation_stride: Any = None,
+        computation_shape: object = None,
+        computation_stride: object = None,
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> "DeviceAssignment":
@@ -306,7 +305,7 @@ class _Blocks:
         return grid
 
 
-def _checked(topology: Any) -> Topology:
+def _checked(topology: object) -> Topology:
     if not isinstance(topology, Topology):
         raise ValueError(
             "`topology` must be a `keras_dist.tpu.experimental.Topology`. "
@@ -315,7 +314,7 @@ def _checked(topology: Any) -> Topology:
     return topology
 
 
-def _sides(name: str, values: Any) -> Array:
+def _sides(name: str, values: object) -> Array:
     found = integers(name, [1] * RANK if values is None else values)
     if found.shape != (RANK,) or np.any(found < 1):
         raise ValueError(

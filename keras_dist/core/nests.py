@@ -44,7 +44,7 @@ def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
     return _like(nest, {key: map_nest(fn, nest[key]) for key in keys})
 
 
-def keys_of(nest: Any) -> Sequence[Any] | None:
+def keys_of(nest: object) -> Sequence[Any] | None:
     """Returns the keys or indices of a nest in order; `None` for a leaf.
 
     Keys of a mapping are sorted, so that equal ones meet, whichever a replica
@@ -86,7 +86,7 @@ def named_leaves(nest: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from named_leaves(nest[key], f"{path}[{key!r}]")
 
 
-def pack(nest: Any, leaves: Iterable[Any]) -> Any:
+def pack(nest: object, leaves: Iterable[Any]) -> Any:
     """Returns a nest of the same types with other leaves, in order."""
     left = iter(leaves)
 
@@ -99,10 +99,10 @@ def pack(nest: Any, leaves: Iterable[Any]) -> Any:
     return filled(nest)
 
 
-def select(index: int, nest: Any) -> Any:
+def select(index: int, nest: object) -> Any:
     """Replaces each per-replica value in a nest by one replica's component."""
 
-    def own(leaf: Any) -> Any:
+    def own(leaf: object) -> Any:
         if isinstance(leaf, _VALUES):
             return leaf.values[index]
         return leaf
@@ -110,10 +110,10 @@ def select(index: int, nest: Any) -> Any:
     return map_nest(own, nest)
 
 
-def check_counts(nest: Any, num_replicas: int) -> None:
+def check_counts(nest: object, num_replicas: int) -> None:
     """Raises `ValueError` unless each value has `num_replicas` components."""
 
-    def check(leaf: Any) -> None:
+    def check(leaf: object) -> None:
         if isinstance(leaf, _VALUES) and len(leaf.values) != num_replicas:
             raise ValueError(
                 "A per-replica value must have a component for each replica. "
@@ -149,12 +149,12 @@ def regroup(
     return joined(nests, join)
 
 
-def always(leaf: Any) -> bool:
+def always(leaf: object) -> bool:
     """Makes `regroup` wrap every leaf."""
     return True
 
 
-def _of_one(nest: Any, own: Callable[[Any, int], Any]) -> Any:
+def _of_one(nest: object, own: Callable[[Any, int], Any]) -> Any:
     """Applies `own` to a nest; returns the same object if nothing changes."""
     before = leaves_of(nest)
     after = [own(leaf, 0) for leaf in before]
@@ -203,7 +203,7 @@ def _variable_of(leaves: list[Any]) -> Any:
     return container
 
 
-def _shape(nest: Any) -> Any:
+def _shape(nest: object) -> Any:
     """Returns a description of a nest's top level, to compare structures."""
     if isinstance(nest, Mapping):
         return Mapping, set(nest)
@@ -212,7 +212,7 @@ def _shape(nest: Any) -> Any:
     return None
 
 
-def _described(nest: Any) -> str:
+def _described(nest: object) -> str:
     if isinstance(nest, Mapping):
         return f"{type(nest).__name__} with keys {sorted(map(str, nest))}"
     if isinstance(nest, (list, tuple)):
@@ -237,7 +237,7 @@ def _like(nest: Any, items: Mapping[Any, Any]) -> Any:
     return kind(mapping)
 
 
-def fields_of(value: Any) -> Mapping[str, Any]:
+def fields_of(value: object) -> Mapping[str, Any]:
     """Returns an object's attributes, or a dataclass's fields, by name."""
     names = _declared(value)
     if names is None:
@@ -245,14 +245,14 @@ def fields_of(value: Any) -> Mapping[str, Any]:
     return {name: getattr(value, name, None) for name in names}
 
 
-def _declared(value: Any) -> list[str] | None:
+def _declared(value: object) -> list[str] | None:
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
     declared = getattr(type(value), "__attrs_attrs__", None)
     return None if declared is None else [each.name for each in declared]
 
 
-def held_in(value: Any) -> Iterator[Any]:
+def held_in(value: object) -> Iterator[Any]:
     """Yields an object's attributes, or a function's or generator's values."""
     if isinstance(value, types.FunctionType):
         for cell in value.__closure__ or ():
@@ -265,7 +265,7 @@ def held_in(value: Any) -> Iterator[Any]:
         yield from fields_of(value).values()
 
 
-def hidden_field(value: Any) -> str | None:
+def hidden_field(value: object) -> str | None:
     """Returns the name of an attribute that holds a value to be traced, in an
     object that is not traced, or `None`."""
     kind = type(value)
@@ -283,7 +283,7 @@ def hidden_field(value: Any) -> str | None:
     return None
 
 
-def refuse_result(value: Any) -> None:
+def refuse_result(value: object) -> None:
     """Raises `TraceError` for an object that holds a traced tensor."""
     raise TraceError(
         "A compiled function returned an object that contains a tensor. "
@@ -293,7 +293,7 @@ def refuse_result(value: Any) -> None:
     )
 
 
-def refuse_objects(nest: Any, method: str, cause: Exception) -> None:
+def refuse_objects(nest: object, method: str, cause: Exception) -> None:
     """Raises `TypeError` if a method failed on an object in its argument."""
     for leaf in leaves_of(nest):
         for value in leaf.values if isinstance(leaf, _VALUES) else (leaf,):
@@ -306,7 +306,7 @@ def refuse_objects(nest: Any, method: str, cause: Exception) -> None:
                 ) from cause
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: object) -> bool:
     if value is None:
         return False
     if _declared(value) is not None:

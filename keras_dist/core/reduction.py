@@ -55,7 +55,7 @@ class ReduceOp(enum.Enum):
         return ReduceOp[name]
 
 
-def parse_reduce_op(reduce_op: Any) -> ReduceOp:
+def parse_reduce_op(reduce_op: object) -> ReduceOp:
     """Converts a user's `reduce_op` to a `ReduceOp`."""
     if isinstance(reduce_op, ReduceOp):
         return reduce_op
@@ -116,7 +116,7 @@ def widened(op: ReduceOp, value: Any) -> Any:
     return ops.cast(value, "int32") if is_small else value
 
 
-def check_numbers(value: Any) -> None:
+def check_numbers(value: object) -> None:
     """Raises `TypeError` unless a value is a number or an array of numbers."""
     dtype = getattr(value, "dtype", None)
     if dtype is None and not isinstance(value, (list, tuple)):
@@ -152,7 +152,7 @@ def check_shapes(values: Sequence[Any]) -> None:
         )
 
 
-def check_gather(values: Sequence[Any], axis: Any) -> int:
+def check_gather(values: Sequence[Any], axis: object) -> int:
     """Checks that tensors can be concatenated; returns the axis from 0."""
     shapes = [tuple(value.shape) for value in values]
     received = f"Received: shapes {shapes}, axis={axis!r}."
@@ -191,7 +191,7 @@ def check_gather(values: Sequence[Any], axis: Any) -> int:
 def reduce_axes(
     op: ReduceOp,
     values: Sequence[Any],
-    axis: Any,
+    axis: object,
     combine_fn: Callable[[ReduceOp, Sequence[Any]], Any],
     has_others: bool = False,
 ) -> Any:
@@ -231,7 +231,7 @@ def _nothing(op: ReduceOp, value: Any, axes: tuple[int, ...]) -> Any:
     return ops.full(shape, worst, dtype=dtype)
 
 
-def _size(value: Any, axes: tuple[int, ...]) -> Any:
+def _size(value: object, axes: tuple[int, ...]) -> Any:
     shape = ops.shape(value)
     size = 1
     for axis in axes:  # `torch.compile` can't follow `math.prod`

@@ -47,7 +47,7 @@ class RowShard:
         return self.ratio(self.total, ops.maximum(self.rows, 1))
 
     @staticmethod
-    def ratio(numerator: Any, denominator: Any) -> Any:
+    def ratio(numerator: object, denominator: object) -> Any:
         """Divides; a float32 scalar tensor if an operand is a tensor.
 
         Args:
@@ -68,7 +68,7 @@ class RowShard:
             return values if self.rows else values[:0]
         return values[: ops.shape(values)[0] * ops.cast(self.rows > 0, "int32")]
 
-    def keep(self, value: Any) -> Any:
+    def keep(self, value: object) -> Any:
         """Returns `value`, or zero if this replica has no rows, even for NaN.
 
         Args:
@@ -82,7 +82,7 @@ class RowShard:
             return ops.where(False, value, ops.zeros_like(value))
         return ops.where(self.rows > 0, value, ops.zeros_like(value))
 
-    def either(self, value: Any, other: Any) -> Any:
+    def either(self, value: object, other: object) -> Any:
         """Returns `value`, or `other` if this replica has no rows."""
         if isinstance(self.rows, int):
             return value if self.rows else other
@@ -110,11 +110,11 @@ def scaled(value: Any, factor: Any) -> Any:
     return value * ops.cast(factor, value.dtype)
 
 
-def scaled_gradient(value: Any, factor: Any) -> Any:
+def scaled_gradient(value: object, factor: object) -> Any:
     """Returns `value` itself, with gradients multiplied by `factor`."""
 
-    def same(value: Any) -> Any:
-        def backward(*gradient: Any, upstream: Any = None) -> Any:
+    def same(value: object) -> Any:
+        def backward(*gradient: Any, upstream: object = None) -> Any:
             return scaled(gradient[0] if upstream is None else upstream, factor)
 
         return value, backward
@@ -122,7 +122,7 @@ def scaled_gradient(value: Any, factor: Any) -> Any:
     return ops.custom_gradient(same)(value)
 
 
-def readable(leaf: Any) -> Any:
+def readable(leaf: object) -> Any:
     """Converts a leaf to a NumPy array or a tensor of the framework in use."""
     if isinstance(leaf, np.ndarray) or leaf is None:
         return leaf
@@ -149,12 +149,12 @@ def sliceable(leaf: Any) -> Any:
         return leaf  # on another device, or of a dtype without a view
 
 
-def shape_of(leaf: Any) -> tuple[int | None, ...]:
+def shape_of(leaf: object) -> tuple[int | None, ...]:
     """Returns the shape of an array or tensor, `()` for anything else."""
     return tuple(getattr(leaf, "shape", ()))
 
 
-def check_batched(nest: Any) -> None:
+def check_batched(nest: object) -> None:
     """Raises `ValueError` if all leaves of an element or spec are scalars."""
     leaves = [(p, x) for p, x in named_leaves(nest) if x is not None]
     if all(not shape_of(leaf) for _, leaf in leaves):
@@ -167,7 +167,7 @@ def check_batched(nest: Any) -> None:
         )
 
 
-def check_rows(nest: Any) -> Any:
+def check_rows(nest: object) -> Any:
     """Returns the number of rows of a batch, in a graph a tensor."""
     check_batched(nest)
     leaves = [(p, x) for p, x in named_leaves(nest) if x is not None]

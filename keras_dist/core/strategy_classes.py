@@ -30,7 +30,7 @@ def check_arguments(
         ) from None
 
 
-def check_args(args: Any) -> None:
+def check_args(args: object) -> None:
     """Raises `ValueError` unless `args` is a list or a tuple."""
     if not isinstance(args, (list, tuple)):
         raise ValueError(
@@ -43,7 +43,7 @@ def check_args(args: Any) -> None:
 class _BoundScope:
     """`strategy.scope` before it is called; `with` on it raises."""
 
-    def __init__(self, method: Callable[..., Any], strategy: Any) -> None:
+    def __init__(self, method: Callable[..., Any], strategy: object) -> None:
         functools.update_wrapper(self, method)
         self._method = method
         self._strategy = strategy
@@ -69,7 +69,7 @@ class scope_method:
         functools.update_wrapper(wrapper, method)
         self._method = method
 
-    def __get__(self, strategy: Any, owner: type | None = None) -> Any:
+    def __get__(self, strategy: object, owner: type | None = None) -> Any:
         if strategy is None:
             return self._method
         return _BoundScope(self._method, strategy)

@@ -47,8 +47,8 @@ class Topology:
     def __init__(
         self,
         serialized: bytes | None = None,
-        mesh_shape: Any = None,
-        device_coordinates: Any = None,
+        mesh_shape: object = None,
+        device_coordinates: object = None,
     ) -> None:
         if serialized:
             mesh_shape, device_coordinates = _read(serialized)
@@ -172,7 +172,7 @@ def _is_within(places: NDArray[Any], mesh_shape: Array) -> bool:
     return bool(np.all((places >= 0) & (places < mesh_shape)))
 
 
-def _shape(mesh_shape: Any) -> Array:
+def _shape(mesh_shape: object) -> Array:
     found = integers("mesh_shape", mesh_shape)
     if found.shape != (RANK,) or np.any(found < 1):
         raise ValueError(
@@ -182,7 +182,7 @@ def _shape(mesh_shape: Any) -> Array:
     return found
 
 
-def _places(coordinates: Any, mesh_shape: Array) -> Array:
+def _places(coordinates: object, mesh_shape: Array) -> Array:
     found = integers("device_coordinates", coordinates)
     if found.ndim != 3 or found.shape[-1] != RANK:
         raise ValueError(
@@ -206,7 +206,7 @@ def _places(coordinates: Any, mesh_shape: Array) -> Array:
     return found
 
 
-def integers(name: str, values: Any) -> Array:
+def integers(name: str, values: object) -> Array:
     """Converts an argument to an array of integers."""
     try:
         found = np.asarray(values)

@@ -98,7 +98,7 @@ def framed(name: str, components: Sequence[str]) -> str:
     return f"{name}:{{\n{lines}\n}}"
 
 
-def misused(name: str, value: Any) -> str:
+def misused(name: str, value: object) -> str:
     """Returns the message for a distributed value used as a tensor."""
     return (
         f"It looks like you are using a {name} object while not inside a "

@@ -96,7 +96,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-def parse_layouts(layout_map: Any, num_devices: int) -> VariableLayouts:
+def parse_layouts(layout_map: object, num_devices: int) -> VariableLayouts:
     """Converts a user's `layout_map`; `None` divides no variable."""
     if layout_map is None:
         return VariableLayouts(num_devices)
@@ -128,7 +128,7 @@ def _check_mesh(mesh: Any, num_devices: int) -> None:
         )
 
 
-def _pattern(key: Any) -> str:
+def _pattern(key: object) -> str:
     if not isinstance(key, str):
         raise TypeError(
             "The keys of `layout_map` must be regular expressions. Received: "
@@ -144,7 +144,7 @@ def _pattern(key: Any) -> str:
     return key
 
 
-def _axes(pattern: str, layout: Any) -> Axes:
+def _axes(pattern: str, layout: object) -> Axes:
     axes = getattr(layout, "axes", layout)
     expected = (
         f"Expected: a tuple with '{LOGICAL}' for the axis to divide, and "

@@ -50,7 +50,7 @@ def numbers_that_add_up(metric: keras.metrics.Metric) -> AddsUp:
     return _never
 
 
-def _is_count(weight: Any) -> bool:
+def _is_count(weight: object) -> bool:
     """Returns whether a weight is a number that was computed from rows."""
     if isinstance(weight, int):
         return not isinstance(weight, bool)
@@ -58,11 +58,13 @@ def _is_count(weight: Any) -> bool:
 
 
 def _once_for_shapes(
-    find_out: Callable[[Any, Any, Any], bool], metric: Any
+    find_out: Callable[[Any, Any, Any], bool], metric: keras.Metric
 ) -> AddsUp:
     known: dict[Any, bool] = {}
 
-    def adds_up(y_true: Any, y_pred: Any, sample_weight: Any = None) -> bool:
+    def adds_up(
+        y_true: object, y_pred: object, sample_weight: object = None
+    ) -> bool:
         leaves = nests.leaves_of([y_true, y_pred, sample_weight])
         # By a list: each step comes here, and a generator costs a call a leaf.
         key = tuple(
@@ -82,7 +84,7 @@ def _once_for_shapes(
     return adds_up
 
 
-def _of_compiled(metric: Any, y_true: Any, y_pred: Any) -> bool:
+def _of_compiled(metric: keras.Metric, y_true: object, y_pred: object) -> bool:
     return all(
         rows_that_add_up(each)(*pair)
         for each, *pair in keras_metrics.compiled_pairs(metric, y_true, y_pred)
@@ -107,6 +109,6 @@ def _never(*args: Any, **kwargs: Any) -> bool:
     return False
 
 
-def _are_rows(values: Any, sample_weight: Any = None) -> bool:
+def _are_rows(values: object, sample_weight: object = None) -> bool:
     has_weights = sample_weight is None or is_row_shaped(sample_weight)
     return has_weights and is_row_shaped(values)

@@ -116,7 +116,9 @@ def hook_metric_state(
         return original(self, *args, **kwargs)
 
 
-def beside(reference: Any) -> contextlib.AbstractContextManager[None]:
+def beside(
+    reference: keras.Variable | None,
+) -> contextlib.AbstractContextManager[None]:
     """Places variables made inside the context where `reference` is."""
     return context.replaced(_creating, reference=reference)
 
@@ -142,7 +144,7 @@ def _is_shared(cls: type) -> bool:
     return is_new and cls is keras.Variable
 
 
-def _shared(new: Any, args: Any, kwargs: Any) -> Any:
+def _shared(new: object, args: object, kwargs: object) -> Any:
     """Returns the one variable that replicas make at the same point.
 
     `new` is a new object, or `None` to make one.

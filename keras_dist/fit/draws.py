@@ -61,7 +61,9 @@ def hook_drawing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @as_hook
-def hook_seed(original: Any, self: Any, ordered: bool = True) -> Any:
+def hook_seed(
+    original: Callable[..., Any], self: Any, ordered: bool = True
+) -> Any:
     seed = original(self, ordered)
     step = None if has_common_seeds() else state.current_replica()
     offset = 0 if step is None else step.replica.seed_offset

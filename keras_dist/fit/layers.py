@@ -50,7 +50,7 @@ def hook_add_loss(original: Any, self: Any, loss: Any) -> None:
 
 
 def _term(
-    step: state.ReplicaStep, layer: keras.Layer, by: str, loss: Any
+    step: state.ReplicaStep, layer: keras.Layer, by: str, loss: object
 ) -> Any:
     """Scales what a layer adds; its mean over rows is then the global loss.
 

@@ -33,11 +33,11 @@ _COUPLES_ROWS = {"dice", "tversky", "circle"}
 
 @as_hook
 def hook_call(
-    original: Any,
+    original: Callable[..., Any],
     self: Any,
-    y_true: Any,
-    y_pred: Any,
-    sample_weight: Any = None,
+    y_true: object,
+    y_pred: object,
+    sample_weight: object = None,
 ) -> Any:
     """Stands for `Loss.__call__`; gathers rows for losses that couple them."""
     step = of_thread.step
@@ -53,7 +53,7 @@ def hook_call(
 
 @as_hook
 def hook_own_call(
-    original: Any, self: Any, /, *args: Any, **kwargs: Any
+    original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Stands for a user's own `Loss.__call__`, to give it gathered rows."""
     step, own = of_thread.step, original.__get__(self, type(self))
@@ -71,12 +71,12 @@ def hook_own_call(
 
 @as_hook
 def hook_reduction(
-    original: Any,
-    values: Any,
-    sample_weight: Any = None,
-    mask: Any = None,
+    original: Callable[..., Any],
+    values: object,
+    sample_weight: object = None,
+    mask: object = None,
     reduction: str | None = "sum_over_batch_size",
-    dtype: Any = None,
+    dtype: object = None,
 ) -> Any:
     """Stands for the function by which all of Keras' losses reduce."""
     step = of_thread.step
@@ -105,7 +105,7 @@ def hook_reduction(
 
 
 def scale(
-    by: Callable[[Any, int], Any], original: Callable[[Any], Any], value: Any
+    by: Callable[[Any, int], Any], original: Callable[[Any], Any], value: object
 ) -> Any:
     """Stands for Keras' scaling of mean losses by 1 / replicas, or its inverse.
 
@@ -117,7 +117,7 @@ def scale(
     return value if context.has_strategy() else original(value)
 
 
-def treats_rows_one_by_one(loss: Any) -> bool:
+def treats_rows_one_by_one(loss: object) -> bool:
     """Returns whether the loss of a row certainly depends on no other row."""
     if not is_of_keras(type(loss)):
         return False
@@ -125,7 +125,7 @@ def treats_rows_one_by_one(loss: Any) -> bool:
     return fn is None or is_function_of_rows(fn)
 
 
-def is_function_of_rows(fn: Any) -> bool:
+def is_function_of_rows(fn: object) -> bool:
     """Returns whether it is a function of Keras that couples no rows."""
     name = getattr(fn, "__name__", None)
     return is_of_keras(fn) and name not in _COUPLES_ROWS
@@ -158,7 +158,7 @@ def _mask_and_divisor(
     return ops.where(ops.cast(mask, "bool"), weight, 0), of_values
 
 
-def _size(values: Any, dtype: Any) -> Any:
+def _size(values: object, dtype: object) -> Any:
     shape = ops.convert_to_tensor(ops.shape(values), dtype="int32")
     return ops.cast(ops.prod(shape), dtype)
 
@@ -172,7 +172,7 @@ def _sum_over_replicas(step: ReplicaStep, own: list[Any]) -> Any:
 def _on_gathered_rows(
     step: ReplicaStep,
     compute: Callable[..., Any],
-    loss: Any,
+    loss: object,
     arguments: tuple[Any, ...],
 ) -> Any:
     name = getattr(loss, "name", type(loss).__name__)
@@ -184,7 +184,7 @@ def _on_gathered_rows(
     return value
 
 
-def gathered(step: ReplicaStep, what: str, value: Any) -> Any:
+def gathered(step: ReplicaStep, what: str, value: object) -> Any:
     """Returns a nest with the rows of all replicas.
 
     Gradients flow to this replica's rows only. They are divided by its weight,
@@ -225,13 +225,13 @@ def _tied(rows: Any, own: Any, share: RowShard) -> Any:
     return _masked_as(rows, tied)
 
 
-def _counted(leaf: Any, share: RowShard) -> Any:
+def _counted(leaf: object, share: RowShard) -> Any:
     if not exchange.is_float(leaf) or not keras.ops.is_tensor(leaf):
         return leaf
     return _masked_as(leaf, scaled_gradient(leaf, share.inverse))
 
 
-def _masked_as(like: Any, value: Any) -> Any:
+def _masked_as(like: object, value: object) -> Any:
     """Returns a value with the mask of another one."""
     mask = keras_internals.get_mask(like)
     if mask is not None:

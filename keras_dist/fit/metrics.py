@@ -213,7 +213,7 @@ def run_together(
         update.run([(leaves[place], share) for leaves, share in everyone])
 
 
-def hook_own_call(original: Any) -> Callable[..., Any]:
+def hook_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a metric's own `__call__`, to run it once with all rows."""
     place = _place_of_weight(functools.partial(original, None))
 
@@ -285,7 +285,7 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
     return result_on_replicas
 
 
-def _noted(step: ReplicaStep, value: Any) -> Any:
+def _noted(step: ReplicaStep, value: object) -> Any:
     """Notes a metric's result, which is the same on each replica."""
     leaves = nests.leaves_of(value)
     step.results.update(zip(map(id, leaves), leaves, strict=True))
@@ -307,7 +307,7 @@ def _additions_of(
 
 
 def _numbers_of(
-    metric: Any, values: Any, sample_weight: Any = None
+    metric: keras.Metric, values: object, sample_weight: object = None
 ) -> Additions:
     """Returns what a sum, or a mean with a number of rows, changes by."""
     value = ops.convert_to_tensor(values, dtype=metric.dtype)
@@ -390,7 +390,7 @@ def _update_of(
     return MetricUpdate(metric, update_state, args, kwargs, leaves, at)
 
 
-def _is_integer_scalar(value: Any) -> bool:
+def _is_integer_scalar(value: object) -> bool:
     if exchange.is_row_shaped(value):
         return False
     return isinstance(value, int) or "int" in str(getattr(value, "dtype", ""))

@@ -18,7 +18,7 @@ _MADE_HERE = "_keras_dist_synchronizes"
 
 @as_hook
 def hook_moments(
-    original: Any, self: Any, inputs: Any, mask: Any
+    original: Callable[..., Any], self: Any, inputs: object, mask: object
 ) -> tuple[Any, Any]:
     """Stands for `BatchNormalization._moments`, with all replicas' rows."""
     step: state.ReplicaState | None = state.current_step()
@@ -77,7 +77,7 @@ def _global_moments(
     )
     keep = step.share.keep
 
-    def total(values: Any) -> Any:
+    def total(values: object) -> Any:
         if mask is not None:
             values = ops.where(mask, values, 0)
         return keep(ops.sum(values, axes))

@@ -117,7 +117,7 @@ def adding(model: keras.Model) -> list[str]:
     ]
 
 
-def _is_known(definition: Any) -> bool:
+def _is_known(definition: object) -> bool:
     module = getattr(definition, "__module__", None) or ""
     return module.split(".")[0] in _KNOWN
 

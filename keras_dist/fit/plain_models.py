@@ -40,7 +40,7 @@ _KEY = "keras_dist_origin"
 class DistributedConfig(dict[str, Any]):
     """A distributed model's configuration, with the `repr` of its strategy."""
 
-    def __init__(self, config: dict[str, Any], strategy: Any) -> None:
+    def __init__(self, config: dict[str, Any], strategy: object) -> None:
         super().__init__(config)
         self.origin = repr(strategy)
 
@@ -103,7 +103,7 @@ def _is_ours(frame: FrameType) -> bool:
     return name.split(".")[0].startswith("keras")
 
 
-def strategy_of(thing: Any) -> Any:
+def strategy_of(thing: object) -> Any:
     """Returns the strategy of a model or a part of one, or `None`."""
     binding = bound(thing) if isinstance(thing, Trainer) else None
     if binding is not None:
@@ -139,7 +139,7 @@ def hook_from_config(original: Any) -> Any:
     from_config = original.__func__  # of a class method
 
     @functools.wraps(from_config)
-    def method(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(cls: object, config: object, *args: Any, **kwargs: Any) -> Any:
         model = from_config(cls, config, *args, **kwargs)
         if isinstance(config, DistributedConfig):
             _remember(model, config.origin)
@@ -170,7 +170,7 @@ def hook_reading(
     return model
 
 
-def _remember(model: Any, source: str) -> None:
+def _remember(model: keras.Model, source: str) -> None:
     """Has a plain model warn of its origin when it is trained."""
     if isinstance(model, Trainer) and bound(model) is None:
         object.__setattr__(model, _ATTRIBUTE, source)

@@ -74,10 +74,10 @@ class StepProfile(
                 "use `with strategy.profile(...):` around `fit`."
             )
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._next_step, self._has_recorded = 0, False
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: object = None) -> None:
         # A compiled call may have several steps.
         end = self._next_step + self.model.steps_per_execution
         if end > self._first and not self._has_recorded:
@@ -87,13 +87,13 @@ class StepProfile(
             self._step = self._profiler.step(self._next_step)
             self._step.__enter__()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._end_step()
         self._next_step += batch - self._first_of_execution + 1
         if self in _running and self._next_step >= self._end:
             self.stop()
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         self.stop()
         if not self._has_recorded:
             warnings.warn(

@@ -96,7 +96,7 @@ class Steps:
             self._strategy.executor.recover(model)
 
     def _step(self, name: str) -> Callable[[Any], Any]:
-        def replicated(data: Any) -> Any:
+        def replicated(data: object) -> Any:
             model = self._model()
             assert model is not None
             try:
@@ -111,7 +111,7 @@ class Steps:
         setattr(replicated, REPLICATED, True)
         return replicated
 
-    def run(self, model: keras.Model, name: str, data: Any) -> Any:
+    def run(self, model: keras.Model, name: str, data: object) -> Any:
         """Runs a step of a model, once for each replica."""
         self._runner.build(model, name, data)
         if self.must_build and not self._runner.traces_steps:
@@ -154,7 +154,7 @@ class Steps:
         )
         is_predicting = name == "predict_step"
 
-        def on_replica(replica: Replica, part: Any) -> Any:
+        def on_replica(replica: Replica, part: object) -> Any:
             with ReplicaStep(
                 replica, self._runner, self._strategy, model, handed
             ) as step:
@@ -192,7 +192,7 @@ def _has_own_metrics(model: keras.Model) -> bool:
     )
 
 
-def _finish(step: ReplicaStep, result: Any, join_rows: bool) -> Any:
+def _finish(step: ReplicaStep, result: object, join_rows: bool) -> Any:
     """Ends a step: commits assignments, if metrics have not, and joins rows or
     averages logs."""
     flush(step)
@@ -286,7 +286,7 @@ def _joined(
     return [found.get(name, values[0]) for name, (values, _) in given.items()]
 
 
-def _apart(name: str, value: Any) -> ReplicaDivergenceError:
+def _apart(name: str, value: object) -> ReplicaDivergenceError:
     shape = tuple(getattr(value, "shape", ()))
     dtype = getattr(value, "dtype", type(value).__name__)
     error = ReplicaDivergenceError(

@@ -134,7 +134,7 @@ class DistributedDataset(StepsOfData):
         return self._feed.restarts
 
     def reduce(
-        self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
+        self, initial_state: object, reduce_func: Callable[[Any, Any], Any]
     ) -> Any:
         """Combines the elements of a pass.
 
@@ -191,7 +191,7 @@ class DistributedDataset(StepsOfData):
 def _reduce_in_graph(
     feed: Feed,
     placement: BatchPlacement,
-    initial_state: Any,
+    initial_state: object,
     reduce_func: Callable[[Any, Any], Any],
 ) -> Any:
     """Implements `DistributedDataset.reduce` in a loop of the graph."""
@@ -207,7 +207,7 @@ def _reduce_in_graph(
         )
     iterator = iter(data)
 
-    def step(_: Any, state: Any) -> tuple[Any, Any]:
+    def step(_: object, state: object) -> tuple[Any, Any]:
         optional = iterator.get_next_as_optional()
         has_value = optional.has_value()
         # A graph has both branches, so the loop itself checks for the end.
@@ -226,7 +226,7 @@ def _reduce_in_graph(
 
 
 def distribute_dataset(
-    strategy: StrategyBase, dataset: Any, options: InputOptions | None = None
+    strategy: StrategyBase, dataset: object, options: InputOptions | None = None
 ) -> DistributedDataset:
     """Implements `strategy.experimental_distribute_dataset`."""
     _refuse_distributed(dataset)
@@ -262,7 +262,7 @@ def distribute_from_function(
     return DistributedDataset(feed, checked, strategy)
 
 
-def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
+def data_for_fit(strategy: StrategyBase, data: object) -> Any:
     """Converts the data of `fit`, so that each worker reads the same rows."""
     if isinstance(data, DistributedDataset):
         return data.global_batches()
@@ -277,7 +277,7 @@ def data_for_fit(strategy: StrategyBase, data: Any) -> Any:
     return data
 
 
-def _refuse_distributed(data: Any) -> None:
+def _refuse_distributed(data: object) -> None:
     if isinstance(data, DistributedDataset):
         raise ValueError(
             "The dataset is distributed already. Received: a "

@@ -104,7 +104,7 @@ class Explanation(Shown):
     def __iter__(self) -> Iterator[ReplicaRows]:
         return iter(self.rows)
 
-    def plot(self, axes: Any = None) -> Any:
+    def plot(self, axes: object = None) -> Any:
         """Draws which rows of the batch each replica gets.
 
         Each replica has a line, as long as the batch. Its own rows are
@@ -239,8 +239,8 @@ def explain_data(
     return _of_batch(strategy, first[0], notes)
 
 
-def _are_arrays(nest: Any) -> bool:
-    def is_array(leaf: Any) -> bool:
+def _are_arrays(nest: object) -> bool:
+    def is_array(leaf: object) -> bool:
         array = readable(leaf)
         return isinstance(array, np.ndarray) or keras.ops.is_tensor(array)
 
@@ -248,7 +248,7 @@ def _are_arrays(nest: Any) -> bool:
     return bool(leaves) and all(map(is_array, leaves))
 
 
-def _check_alone(what: str, more: Sequence[Any], batch_size: Any) -> None:
+def _check_alone(what: str, more: Sequence[Any], batch_size: object) -> None:
     if batch_size is not None or any(each is not None for each in more):
         raise ValueError(
             "`explain` takes `y`, `sample_weight` and `batch_size` with "
@@ -258,7 +258,7 @@ def _check_alone(what: str, more: Sequence[Any], batch_size: Any) -> None:
         )
 
 
-def _first_rows(arrays: Any, batch_size: int) -> Any:
+def _first_rows(arrays: object, batch_size: int) -> Any:
     """Returns the first batch that `fit` makes of arrays, without shuffling."""
     check_rows(arrays)
     if not isinstance(batch_size, int) or batch_size < 1:
@@ -286,7 +286,7 @@ def _first_of(dataset: DistributedDataset) -> Any:
         return _peeked(iter(dataset))
 
 
-def _no_batch(data: Any) -> ValueError:
+def _no_batch(data: object) -> ValueError:
     return ValueError(
         "There is no batch to explain. Received: data of type "
         f"{type(data).__name__} that has no batch left. Expected: at least "
@@ -295,7 +295,7 @@ def _no_batch(data: Any) -> ValueError:
 
 
 def _of_batch(
-    strategy: StrategyBase, batch: Any, notes: Sequence[str] = ()
+    strategy: StrategyBase, batch: object, notes: Sequence[str] = ()
 ) -> Explanation:
     check_batched(batch)
     shares = strategy.executor.rows_in_fit(batch)
@@ -307,7 +307,7 @@ def _of_batch(
     is_equal, total = len(set(lengths)) == 1, max(lengths)
 
     def shape_in(share: range) -> Callable[[Any], Any]:
-        def shape(leaf: Any) -> Any:
+        def shape(leaf: object) -> Any:
             own = shape_of(leaf)
             if not own:
                 return None if leaf is None else ()
@@ -326,7 +326,7 @@ def _of_batch(
     return _explanation(strategy, "fit", shares, shapes, total, notes)
 
 
-def _of_parts(strategy: StrategyBase, element: Any) -> Explanation:
+def _of_parts(strategy: StrategyBase, element: object) -> Explanation:
     """Explains which rows of a distributed element `strategy.run` passes."""
     plan, workers = strategy.plan, strategy.executor.workers
     parts = [select(index, element) for index in range(plan.num_local_replicas)]
@@ -347,11 +347,11 @@ def _of_parts(strategy: StrategyBase, element: Any) -> Explanation:
     return _explanation(strategy, "run", shares, shapes, total, notes)
 
 
-def _shape(leaf: Any) -> Any:
+def _shape(leaf: object) -> Any:
     return None if leaf is None else shape_of(leaf)
 
 
-def _num_rows(part: Any) -> int:
+def _num_rows(part: object) -> int:
     shapes = [shape_of(leaf) for leaf in leaves_of(part)]
     return int(next((shape[0] for shape in shapes if shape), 0) or 0)
 

@@ -288,7 +288,7 @@ class AgreedFeed(Feed):
         return self._everyone().keras_data()
 
 
-def _of_no_rows(leaf: Any) -> Any:
+def _of_no_rows(leaf: object) -> Any:
     if leaf is None:
         return None
     if not isinstance(leaf, keras.KerasTensor) or leaf.sparse or leaf.ragged:

@@ -92,7 +92,7 @@ class GlobalFeed(SourceFeed):
     def steps(self) -> Iterator[list[Any]]:
         return map(self.split, self._source.read())
 
-    def split(self, batch: Any) -> list[Any]:
+    def split(self, batch: object) -> list[Any]:
         """Splits a global batch into parts for this worker's replicas."""
         if self._parts == 1:
             return [batch]
@@ -106,7 +106,7 @@ class GlobalFeed(SourceFeed):
     def spec(self) -> Any:
         return map_nest(self._part_spec, self._source.spec)
 
-    def _part_spec(self, leaf: Any) -> Any:
+    def _part_spec(self, leaf: object) -> Any:
         if self._parts == 1 or not shape_of(leaf):
             return leaf
         rows, *others = shape_of(leaf)
@@ -153,7 +153,7 @@ class ShardFeed(SourceFeed):
 
     @property
     def spec(self) -> Any:
-        def of_any_rows(leaf: Any) -> Any:
+        def of_any_rows(leaf: object) -> Any:
             if not shape_of(leaf):
                 return leaf
             return like(leaf, (None, *shape_of(leaf)[1:]))
@@ -229,7 +229,7 @@ class EvenStep(list[Any]):
     """A step with as many rows for each replica of all workers."""
 
 
-def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
+def cut(batch: object, parts: int, own: slice = slice(None)) -> list[Any]:
     """Splits the rows of a global batch over replicas, in order."""
     edges = bounds(check_rows(batch), parts)
     batch = map_nest(sliceable, batch)
@@ -240,7 +240,7 @@ def cut(batch: Any, parts: int, own: slice = slice(None)) -> list[Any]:
     return EvenStep(found) if is_even else found
 
 
-def rows_of(batch: Any, rows: slice) -> Any:
+def rows_of(batch: object, rows: slice) -> Any:
     def own(leaf: Any) -> Any:
         if leaf is None:
             return None
@@ -257,7 +257,7 @@ def rows_of(batch: Any, rows: slice) -> Any:
     return map_nest(own, batch)
 
 
-def empty(element: Any) -> Any:
+def empty(element: object) -> Any:
     """Returns an element with 0 rows, for a replica without data."""
     return map_nest(lambda leaf: leaf[:0] if shape_of(leaf) else leaf, element)
 
@@ -271,7 +271,7 @@ def _joined(step: list[Any]) -> Any:
     return regroup(step, join, always)
 
 
-def _on_host(leaf: Any) -> Any:
+def _on_host(leaf: object) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf
     return keras.ops.convert_to_numpy(leaf)

@@ -237,13 +237,13 @@ class BatchPlacement:
             map_nest(self._executor.mark_even, placed)
         return regroup(placed, self._per_replica, always=always)
 
-    def spec(self, part_spec: Any) -> Any:
+    def spec(self, part_spec: object) -> Any:
         """Returns the spec of placed elements, from that of one part."""
         specs = [map_nest(self._delivered, part_spec)] * len(self._devices)
         return regroup(specs, self._per_replica, always=always)
 
-    def _part(self, part: Any, device: Device) -> Any:
-        def put(leaf: Any) -> Any:
+    def _part(self, part: object, device: Device) -> Any:
+        def put(leaf: object) -> Any:
             if leaf is None:
                 return None
             # A copy, because data may reuse the array's memory while steps
@@ -260,7 +260,7 @@ class BatchPlacement:
 
         return map_nest(put, part)
 
-    def _delivered(self, leaf: Any) -> Any:
+    def _delivered(self, leaf: object) -> Any:
         if not isinstance(leaf, keras.KerasTensor):
             return leaf
         return like(leaf, leaf.shape, self._dtype(leaf.dtype))

@@ -325,7 +325,7 @@ class _Places:
 _places = _Places()
 
 
-def _leads_to(value: Any, ours: Any) -> bool:
+def _leads_to(value: object, ours: object) -> bool:
     """Returns whether a function that someone else has made calls ours."""
     ours = getattr(ours, "__func__", ours)
     waiting, seen = [value], set[int]()
@@ -351,7 +351,7 @@ def _watch(hook: Hook) -> Hook:
     """Returns a hook that puts another one on classes that are made later."""
     base = hook.owner
 
-    def make(_: Any) -> Any:
+    def make(_: object) -> Any:
         def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:
             super(base, cls).__init_subclass__(**kwargs)
             _places.join(cls, hook)

@@ -203,7 +203,7 @@ def modules_that_reduce_losses() -> list[Any]:
     ]
 
 
-def build_from(model: keras.Model, batch: Any) -> None:
+def build_from(model: keras.Model, batch: object) -> None:
     """Builds what a compiled model's first step would, from a batch."""
     model._symbolic_build(data_batch=batch)
 
@@ -306,7 +306,7 @@ def set_uninitialized(variables: list[keras.Variable]) -> list[keras.Variable]:
     return before
 
 
-def is_of_keras(definition: Any) -> bool:
+def is_of_keras(definition: object) -> bool:
     """Returns whether a class or function is Keras' own, on any backend."""
     module = getattr(definition, "__module__", None) or ""
     return bool(module.split(".")[0] == "keras")
@@ -322,6 +322,6 @@ def set_aggregation(variable: keras.Variable, aggregation: str) -> None:
     variable._aggregation = aggregation
 
 
-def set_value(variable: keras.Variable, value: Any) -> None:
+def set_value(variable: keras.Variable, value: object) -> None:
     """Replaces the framework's value of a variable; `None` frees it."""
     variable._value = value

@@ -17,7 +17,7 @@ from keras_dist.internals.private_names import private
 CompileMetrics = private("keras.src.trainers.compile_utils.CompileMetrics")
 
 
-def function_of(metric: Any) -> tuple[Any, dict[str, Any]]:
+def function_of(metric: keras.Metric) -> tuple[Any, dict[str, Any]]:
     """Returns the function of a `MeanMetricWrapper`, and its options."""
     return metric._fn, metric._fn_kwargs
 

@@ -37,7 +37,7 @@ WITH_APPLY: tuple[Any, ...] = (
 
 
 def build_without_values(
-    optimizer: Any, variables: Sequence[keras.Variable]
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> None:
     """Builds an optimizer for variables without values; it can't be applied."""
     for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
@@ -58,51 +58,57 @@ class _Outline:
         self.path = variable.path
         self._value = None
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+    def __array__(self, dtype: object = None, copy: object = None) -> Any:
         # Some backends convert it to a tensor, to put slots on its device.
         return np.zeros((), dtype)
 
 
-def inner_of(optimizer: Any) -> Any:
+def inner_of(optimizer: keras.Optimizer) -> Any:
     """Returns the optimizer in a `LossScaleOptimizer`, or any other itself."""
     return vars(optimizer).get("inner_optimizer", optimizer)
 
 
-def trainable_variables(optimizer: Any) -> list[keras.Variable]:
+def trainable_variables(optimizer: keras.Optimizer) -> list[keras.Variable]:
     """Returns the variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
-def learning_rate_of(optimizer: Any) -> Any:
+def learning_rate_of(optimizer: keras.Optimizer) -> Any:
     """Returns an optimizer's learning rate itself: a schedule or a variable."""
     return optimizer._learning_rate
 
 
-def set_learning_rate_of(optimizer: Any, schedule: Any) -> None:
+def set_learning_rate_of(optimizer: keras.Optimizer, schedule: object) -> None:
     """Replaces a learning rate that is a schedule or another callable."""
     vars(optimizer)["_learning_rate"] = schedule
 
 
-def track_variable(optimizer: Any, variable: keras.Variable) -> None:
+def track_variable(
+    optimizer: keras.Optimizer, variable: keras.Variable
+) -> None:
     """Adds a variable to an optimizer's `variables`."""
     optimizer._track_variable(variable)
 
 
 def with_gradients(
-    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]
+    optimizer: keras.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
     """Returns present gradients and their variables; warns as Keras does."""
     kept, of = optimizer._filter_empty_gradients(gradients, variables)
     return list(kept), list(of)
 
 
-def uses_weight_decay(optimizer: Any, variable: keras.Variable) -> bool:
+def uses_weight_decay(
+    optimizer: keras.Optimizer, variable: keras.Variable
+) -> bool:
     """Returns whether an optimizer applies weight decay to a variable."""
     return bool(optimizer._use_weight_decay(variable))
 
 
 def update_with(
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     clip: Callable[[list[Any]], list[Any]],
     decays: Callable[[keras.Variable], bool],
 ) -> None:

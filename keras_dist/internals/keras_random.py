@@ -58,7 +58,7 @@ class SeedGenerator(keras.random.SeedGenerator):
         """True once a seed was drawn."""
         return "state" in vars(self)
 
-    def _begin(self, counts: Any) -> None:
+    def _begin(self, counts: object) -> None:
         global_state.set_global_attribute(_NAME_COUNTS, counts)
         super().__init__(self._seed)
 

@@ -33,7 +33,7 @@ COMPILED = "optimizer"
 _FOLLOWED = (Saveable, dict, list, tuple)
 
 
-def saveables(model: Any, is_saving: bool = False) -> dict[str, Any]:
+def saveables(model: keras.Model, is_saving: bool = False) -> dict[str, Any]:
     """Returns a model and the objects in it, by place, the nearest first.
 
     A place is like `optimizers['d']`, and that of the model is empty. With
@@ -168,7 +168,7 @@ def _inside(thing: Any, is_saving: bool) -> Iterable[tuple[Any, Any]]:
     return thing.items() if isinstance(thing, dict) else enumerate(thing)
 
 
-def _part(is_attribute: bool, key: Any, position: int) -> str:
+def _part(is_attribute: bool, key: object, position: int) -> str:
     """Returns a part of a place: how something is reached in its owner."""
     if is_attribute:
         return f".{key}"

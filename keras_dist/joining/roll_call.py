@@ -66,7 +66,7 @@ class _Worker(NamedTuple):
 
 
 def call_roll(
-    listener: socket.socket, facts: Facts, parent: Any = None
+    listener: socket.socket, facts: Facts, parent: object = None
 ) -> None:
     """Waits until each worker of a job has said that it is there.
 
@@ -256,6 +256,6 @@ def _tell(connection: socket.socket, **told: Any) -> None:
         connection.sendall(json.dumps(told).encode() + b"\n")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

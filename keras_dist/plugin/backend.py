@@ -153,7 +153,7 @@ class Backend(ABC):
         text = sep.join(map(str, values))
         print(f"{prefix}{text}{end}", end="")
 
-    def plan_of_native(self, strategy: Any) -> Plan:
+    def plan_of_native(self, strategy: object) -> Plan:
         """Returns the plan of one of the framework's native strategies.
 
         Args:

@@ -31,7 +31,7 @@ class ShardsVariables(ABC):
         Raises `DeviceError` for a plan that asks for more than a process can.
         """
 
-    def check_optimizer(self, optimizer: Any) -> None:
+    def check_optimizer(self, optimizer: keras.Optimizer) -> None:
         """Raises `UnsupportedModelError` if it can't shard the state of an
         optimizer."""
 
@@ -43,7 +43,7 @@ def shards_on_devices(backend: Backend) -> bool:
     )
 
 
-def check_state_shards(optimizer: Any) -> None:
+def check_state_shards(optimizer: keras.Optimizer) -> None:
     """Refuses an optimizer whose state the backend can't shard."""
     backend = get_backend()
     if isinstance(backend, ShardsVariables):
@@ -62,7 +62,7 @@ class UsesLogicalDevices(ABC):
     """An executor whose replicas have several logical devices."""
 
     @abstractmethod
-    def split_tensor(self, tensor: Any, parts: Sequence[int]) -> Any:
+    def split_tensor(self, tensor: object, parts: Sequence[int]) -> Any:
         """Divides a tensor over the logical devices of each replica.
 
         Outside of a compiled program, it returns the tensor.
@@ -101,7 +101,7 @@ class CompilesForTargets(ABC):
 
     @abstractmethod
     def compiled_step(
-        self, executor: Executor, model: keras.Model, batch: Any
+        self, executor: Executor, model: keras.Model, batch: object
     ) -> list[CompiledProgram]:
         """Compiles the step of `fit` for a batch of `keras.KerasTensor`s.
 
@@ -164,7 +164,7 @@ class UpdatesShards(ABC):
     @abstractmethod
     def update_shards(
         self,
-        optimizer: Any,
+        optimizer: keras.Optimizer,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable] | None,
@@ -217,7 +217,7 @@ def check_logical_devices(count: int) -> None:
         )
 
 
-def asks_to_shard(argument: str, value: Any) -> bool:
+def asks_to_shard(argument: str, value: object) -> bool:
     """Returns whether an argument of a strategy is `"sharded"`, and refuses
     it where the backend can't shard."""
     if value not in ("mirrored", "sharded"):

@@ -84,10 +84,10 @@ class Compiler(ABC):
         return False
 
 
-def snapshot(result: Any) -> Any:
+def snapshot(result: object) -> Any:
     """Copies a step's result, which may share a variable's memory."""
 
-    def copy(leaf: Any) -> Any:
+    def copy(leaf: object) -> Any:
         if isinstance(leaf, (PerReplica, Mirrored)):
             return PerReplica([copy(value) for value in leaf.values])
         return ops.copy(leaf) if hasattr(leaf, "shape") else leaf
@@ -152,7 +152,9 @@ def _tensor(leaves: list[Any], join: Callable[[list[Any]], Any]) -> Any:
     return join(tensors)
 
 
-def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
+def check_arguments(
+    function: CompiledFunction, args: object, kwargs: object
+) -> None:
     """Refuses arguments that can't be traced or compared by a later call."""
     if not isinstance(args, (list, tuple)) or not isinstance(kwargs, Mapping):
         return
@@ -167,7 +169,7 @@ def check_arguments(function: CompiledFunction, args: Any, kwargs: Any) -> None:
             )
 
 
-def _problem(leaf: Any) -> tuple[str, str] | None:
+def _problem(leaf: object) -> tuple[str, str] | None:
     field = nests.hidden_field(leaf)
     if field is not None:
         return (

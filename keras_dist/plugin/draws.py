@@ -270,7 +270,7 @@ class Draw:
         return part
 
 
-def _may_equal(size: int | None, rows: Any) -> bool:
+def _may_equal(size: int | None, rows: object) -> bool:
     """Returns whether sizes are equal, or known when a graph runs."""
     return size == rows if isinstance(rows, int) else size is None
 

@@ -83,7 +83,7 @@ class Executor(ABC):
         """Returns the place where a variable of the strategy rests."""
 
     def creating_beside(
-        self, reference: Any
+        self, reference: keras.Variable | None
     ) -> contextlib.AbstractContextManager[Any]:
         """Returns the context in which a new variable gets its first value.
 
@@ -120,7 +120,7 @@ class Executor(ABC):
         return self.plan.num_local_replicas
 
     @abstractmethod
-    def put(self, value: Any, device: Device) -> Any:
+    def put(self, value: object, device: Device) -> Any:
         """Returns a value as a tensor on a device.
 
         Args:
@@ -129,7 +129,7 @@ class Executor(ABC):
             device: The `Device` of the result.
         """
 
-    def mark_even(self, value: Any) -> None:
+    def mark_even(self, value: object) -> None:
         """Notes that each replica of all workers has as many rows of a tensor.
 
         Args:
@@ -140,7 +140,7 @@ class Executor(ABC):
         """Makes a `PerReplica`, in the form that suits the framework best."""
         return PerReplica(values)
 
-    def snapshot(self, value: Any, index: int = 0) -> Any:
+    def snapshot(self, value: object, index: int = 0) -> Any:
         """Returns a value that later assignments to variables can't change.
 
         Args:
@@ -149,11 +149,11 @@ class Executor(ABC):
         """
         return value
 
-    def is_live(self, value: Any) -> bool:
+    def is_live(self, value: object) -> bool:
         """Returns true for a variable's own tensor, which changes with it."""
         return False
 
-    def check_arguments(self, nest: Any) -> None:
+    def check_arguments(self, nest: object) -> None:
         """Refuses arguments that no replica function can be called with.
 
         Raises:
@@ -161,22 +161,22 @@ class Executor(ABC):
         """
         return  # AutoGraph can't convert a function without a statement
 
-    def bring(self, value: Any, index: int) -> Any:
+    def bring(self, value: object, index: int) -> Any:
         """Returns an argument for replica `index`, on its device if needed."""
         return value
 
-    def leave(self, nest: Any) -> Any:
+    def leave(self, nest: object) -> Any:
         """Converts a replica function's result for use outside the replica."""
         return nest
 
-    def mirror(self, value: Any) -> Any:
+    def mirror(self, value: object) -> Any:
         """Copies a tensor to where variables are, to combine the two.
 
         The result shares no memory with `value`, so variables may keep it.
         """
         return self.put(value, self.plan.primary)
 
-    def device_of(self, tensor: Any) -> Device:
+    def device_of(self, tensor: object) -> Device:
         """Returns a tensor's device; the primary one if it is not known."""
         return self.plan.primary
 
@@ -219,7 +219,7 @@ class Executor(ABC):
             combined = self.workers.combine(op, combined, count)
         return [self.mirror(value) for value in combined]
 
-    def combine_whole(self, op: ReduceOp, value: Any) -> Any:
+    def combine_whole(self, op: ReduceOp, value: object) -> Any:
         """Reduces a `PerReplica` that the backend stores as one array.
 
         Args:
@@ -308,7 +308,7 @@ class Executor(ABC):
         """
         return {}
 
-    def rows_in_fit(self, batch: Any) -> list[range]:
+    def rows_in_fit(self, batch: object) -> list[range]:
         """Returns the rows of a global batch that each replica gets in `fit`.
 
         Args:
@@ -324,7 +324,7 @@ class Executor(ABC):
         """
         return ranges(bounds(check_rows(batch), self.plan.num_replicas))
 
-    def watch_first(self, batches: Any, see: Callable[[Any], None]) -> Any:
+    def watch_first(self, batches: object, see: Callable[[Any], None]) -> Any:
         """Wraps a trainer's batches to show the first one to a function.
 
         Args:

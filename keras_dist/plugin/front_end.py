@@ -28,7 +28,7 @@ def bound(model: keras.Model) -> Any:
     return model.__dict__.get(BOUND)
 
 
-def is_replicated(method: Any) -> bool:
+def is_replicated(method: object) -> bool:
     """Returns whether a step runs a model's own on replicas."""
     return hasattr(method, REPLICATED)
 
@@ -54,7 +54,7 @@ class RunsReplicas(Protocol):
     def executor(self) -> Any:
         """The `Executor` of the plan."""
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the components of a value."""
 
 
@@ -100,7 +100,7 @@ class CallOfReplica(Protocol):
     replica: Any
 
     def sync(
-        self, what: str, fn: Callable[[list[Any]], Any], value: Any
+        self, what: str, fn: Callable[[list[Any]], Any], value: object
     ) -> Any:
         """Calls `fn` once with each replica's `value`; returns its result."""
 
@@ -110,6 +110,6 @@ class StepsOfData(ABC):
 
     @abstractmethod
     def reduce(
-        self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
+        self, initial_state: object, reduce_func: Callable[[Any, Any], Any]
     ) -> Any:
         """Carries a state through `reduce_func(state, batch)`."""

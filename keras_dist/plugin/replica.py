@@ -120,7 +120,7 @@ class Replica(ABC):
 
     @abstractmethod
     def rendezvous(
-        self, what: str, fn: Callable[[list[Any]], T], value: Any
+        self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
         """Waits for this worker's replicas, then returns `fn(values)` to all.
 
@@ -140,7 +140,7 @@ class Replica(ABC):
                 have ended.
         """
 
-    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
+    def all_sum(self, what: str, value: object, total: object = None) -> Any:
         """Sums a float tensor over all replicas, with gradients.
 
         When the step's gradients are summed, they are weighted by each
@@ -165,8 +165,10 @@ class Replica(ABC):
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.
-        def tied(own: Any, total: Any) -> tuple[Any, Callable[..., Any]]:
-            def backward(*args: Any, upstream: Any = None) -> tuple[Any, None]:
+        def tied(own: object, total: object) -> tuple[Any, Callable[..., Any]]:
+            def backward(
+                *args: Any, upstream: object = None
+            ) -> tuple[Any, None]:
                 # PyTorch passes it by name, after the inputs.
                 gradient = args[-1] if upstream is None else upstream
                 weighted = scaled(self.share.keep(gradient), self.share.weight)
@@ -179,7 +181,7 @@ class Replica(ABC):
 
         return ops.custom_gradient(tied)(value, total)
 
-    def all_reduce(self, what: str, value: Any) -> Any:
+    def all_reduce(self, what: str, value: object) -> Any:
         """Sums an integer or a tensor over all replicas, without gradients.
 
         Args:
@@ -204,7 +206,7 @@ class Replica(ABC):
 
         return self.rendezvous(what, add, value)
 
-    def at_home(self, value: Any) -> Any:
+    def at_home(self, value: object) -> Any:
         """Returns a replica's tensor on the device where replicas meet."""
         return value
 
@@ -220,7 +222,7 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def hold(self, variable: keras.Variable, value: Any) -> Any:
+    def hold(self, variable: keras.Variable, value: object) -> Any:
         """Returns a variable's value after this replica's assignment.
 
         Args:
@@ -293,7 +295,7 @@ class Replica(ABC):
         every = self.all_gather("the parameters of a random draw", exact, axis)
         return ops.cast(ops.stop_gradient(every), value.dtype)
 
-    def own(self, nest: Any) -> Any:
+    def own(self, nest: object) -> Any:
         """Returns this replica's view of a nest: its component of each value.
 
         Args:
@@ -349,17 +351,17 @@ class OnlyReplica(Replica):
         self._outside = outside
 
     def rendezvous(
-        self, what: str, fn: Callable[[list[Any]], T], value: Any
+        self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
         with self._outside():
             return fn([value])
 
-    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
+    def all_sum(self, what: str, value: object, total: object = None) -> Any:
         return value
 
     def read(self, variable: keras.Variable) -> Any:
         return variable.value
 
-    def hold(self, variable: keras.Variable, value: Any) -> Any:
+    def hold(self, variable: keras.Variable, value: object) -> Any:
         variable.assign(value)
         return None

@@ -99,7 +99,7 @@ class StepRunner(ReplicaRunner):
     def run(
         self,
         fn: Callable[[Replica, Any], T],
-        batch: Any,
+        batch: object,
         *,
         places: Places | None = None,
     ) -> list[T]:
@@ -117,7 +117,7 @@ class StepRunner(ReplicaRunner):
             rows may be left out.
         """
 
-    def build(self, model: keras.Model, step: str, batch: Any) -> None:
+    def build(self, model: keras.Model, step: str, batch: object) -> None:
         """Builds a model before a step of it runs, if Keras has not done so.
 
         Args:

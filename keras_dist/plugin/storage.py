@@ -100,7 +100,7 @@ class ShardedStorage(Storage):
     def is_split(self) -> bool:
         """True if the devices have their parts, false for a whole value."""
 
-    def used(self, value: Any) -> Any:
+    def used(self, value: object) -> Any:
         """Returns the value that a layer computes with, given the variable's.
 
         Inside of a program, the variable's value may be in parts.
@@ -123,5 +123,5 @@ class ShardedStorage(Storage):
         return None if value is None else keras.ops.convert_to_numpy(value)
 
     @abstractmethod
-    def set_whole(self, value: Any) -> None:
+    def set_whole(self, value: object) -> None:
         """Splits a whole value into the parts."""

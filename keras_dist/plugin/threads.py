@@ -95,7 +95,7 @@ class Round:
         index: int,
         what: str,
         hold: Callable[[list[Any]], Any],
-        value: Any,
+        value: object,
     ) -> Any:
         """Waits for the other replicas; returns `hold(values)`, called once.
 

@@ -141,7 +141,7 @@ class Workers(ABC):
         """Returns the chief's large tensors."""
         return self.gather_alike(tensors)[0]
 
-    def on_host(self, tensor: Any) -> np.ndarray:
+    def on_host(self, tensor: object) -> np.ndarray:
         """Returns a tensor as an array of NumPy, of its dtype and shape."""
         return np.asarray(ops.convert_to_numpy(tensor))
 
@@ -215,7 +215,7 @@ class Workers(ABC):
             for each, own in zip(self.gather_alike(padded), sizes, strict=True)
         ]
 
-    def concatenate(self, tensor: Any, axis: int) -> Any:
+    def concatenate(self, tensor: object, axis: int) -> Any:
         """Concatenates the workers' tensors, which may differ along `axis`."""
         moved = tensor if axis == 0 else ops.moveaxis(tensor, axis, 0)
         everyone = self._rows(f"a gather along axis {axis}", [moved])

@@ -13,7 +13,7 @@ from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.internals import keras_random
 
 
-def aggregate(variable: Any, values: Sequence[Any]) -> Any:
+def aggregate(variable: keras.Variable, values: Sequence[Any]) -> Any:
     """Combines the replicas' values, by the variable's `aggregation`."""
     if variable.aggregation == "only_first_replica":
         return _mirrored(variable, first_of_all(variable, values[0]))
@@ -32,14 +32,14 @@ def aggregate(variable: Any, values: Sequence[Any]) -> Any:
     return combine_all_on_primary(op, [(variable, values)])[0]
 
 
-def _mirrored(variable: Any, value: Any) -> Any:
+def _mirrored(variable: keras.Variable, value: object) -> Any:
     """Copies a tensor to where variables are; returns a number as it is."""
     if not hasattr(value, "shape"):
         return value
     return variable.distribute_strategy.executor.mirror(value)
 
 
-def first_of_all(variable: Any, value: Any) -> Any:
+def first_of_all(variable: keras.Variable, value: object) -> Any:
     """Returns the value of the chief's first replica, on every worker."""
     workers = variable.distribute_strategy.executor.workers
     if workers is None:
@@ -88,7 +88,7 @@ def set_all_components(pairs: Sequence[tuple[Any, Sequence[Any]]]) -> None:
         variable.hold_components(values, combined[id(variable)])
 
 
-def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
+def agreed_value(variable: keras.Variable, values: Sequence[Any]) -> Any:
     """Returns the common value of a variable with aggregation `"none"`: the
     mean of moving statistics, a seed's first; others have to be equal."""
     is_float = "float" in keras.backend.standardize_dtype(variable.dtype)
@@ -108,7 +108,7 @@ def agreed_value(variable: Any, values: Sequence[Any]) -> Any:
 
 
 def equal_value(
-    variable: Any, values: Sequence[Any], problem: str, expected: str
+    variable: keras.Variable, values: Sequence[Any], problem: str, expected: str
 ) -> Any:
     """Returns what replicas have alike; else raises an error of these words."""
 

@@ -17,9 +17,9 @@ from keras_dist.replica.state import current_step
 
 
 def compute_average_loss(
-    per_example_loss: Any,
-    sample_weight: Any = None,
-    global_batch_size: Any = None,
+    per_example_loss: object,
+    sample_weight: object = None,
+    global_batch_size: object = None,
 ) -> Any:
     """Adds up a replica's losses and divides by the global batch's size.
 
@@ -71,7 +71,7 @@ def compute_average_loss(
     return _average(ops.sum(losses), rows, global_batch_size)
 
 
-def scale_regularization_loss(regularization_loss: Any) -> Any:
+def scale_regularization_loss(regularization_loss: object) -> Any:
     """Divides a loss that is equal on each replica by the number of replicas.
 
     The optimizer sums gradients over replicas, so each replica contributes an
@@ -170,7 +170,7 @@ def _check_place(name: str) -> None:
         )
 
 
-def _check_size(size: Any) -> None:
+def _check_size(size: object) -> None:
     dtype = getattr(size, "dtype", None)
     if dtype is None:
         is_integer = isinstance(size, int) and not isinstance(size, bool)

@@ -60,7 +60,7 @@ class ReplicaCall(ReplicaState):
             return self.replica.read(variable)
         return None
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         check_owner(variable, self.strategy)
         if not isinstance(variable, (MirroredVariable, SyncOnReadVariable)):
             with opened(None):
@@ -76,7 +76,7 @@ class ReplicaCall(ReplicaState):
             self.writes[id(variable)] = (variable, value)
 
     def assign(
-        self, variable: MirroredVariable, method: str, value: Any
+        self, variable: MirroredVariable, method: str, value: object
     ) -> Any:
         """Assigns the replicas' values, combined by `variable.aggregation`."""
         check_owner(variable, self.strategy)
@@ -94,7 +94,7 @@ class ReplicaCall(ReplicaState):
         return variable.value
 
     def sync(
-        self, what: str, fn: Callable[[list[Any]], Any], value: Any
+        self, what: str, fn: Callable[[list[Any]], Any], value: object
     ) -> Any:
         """Meets the other replicas, puts in place what they wrote, and calls
         `fn` once with all values, in cross-replica context."""
@@ -175,7 +175,7 @@ class ReplicaCall(ReplicaState):
         )
         return [next(sums) if column else None for column in columns]
 
-    def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
+    def _agreed(self, variable: keras.Variable, values: Sequence[Any]) -> Any:
         """Returns a mirrored variable's new value, given each replica's."""
         return agreed_value(variable, values)
 
@@ -230,7 +230,7 @@ class CopyCall(ReplicaCall):
             return variable.component_value(self.replica.index)
         return None
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         if isinstance(variable, DistributedVariable):
             self.scope.state_mapping[id(variable)] = value
             self.writes[id(variable)] = (variable, value)
@@ -238,10 +238,12 @@ class CopyCall(ReplicaCall):
             with opened(None):
                 variable.assign(value)
 
-    def assign(self, variable: Any, method: str, value: Any) -> Any:
+    def assign(
+        self, variable: keras.Variable, method: str, value: object
+    ) -> Any:
         return keras.Variable.assign(variable, written(variable, method, value))
 
-    def _agreed(self, variable: Any, values: Sequence[Any]) -> Any:
+    def _agreed(self, variable: keras.Variable, values: Sequence[Any]) -> Any:
         return equal_value(
             variable,
             values,
@@ -256,7 +258,7 @@ class CopyCall(ReplicaCall):
 class CopyVariable(VariableComponent):
     """One replica's component of a variable, read and written in an update."""
 
-    def __init__(self, container: Any, index: int, call: CopyCall) -> None:
+    def __init__(self, container: object, index: int, call: CopyCall) -> None:
         super().__init__(container, index)
         self._call = call
 
@@ -268,7 +270,7 @@ class CopyVariable(VariableComponent):
     def value(self) -> Any:
         return self.container.value if self._is_in_update else super().value
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> Any:
         if self._is_in_update:
             return keras.Variable.assign(self.container, value)
         return super().assign(value)

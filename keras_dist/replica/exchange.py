@@ -24,13 +24,13 @@ Combine = Callable[[list[Any], list[RowShard]], Any]
 Column = tuple[list[Any], Sequence[RowShard]]
 
 
-def detached(value: Any) -> list[Any]:
+def detached(value: object) -> list[Any]:
     """Returns the leaves of a nested value, without gradients."""
     return [_detached(leaf) for leaf in nests.leaves_of(value)]
 
 
 def join(
-    like: Any, everyone: list[tuple[list[Any], RowShard]], combine: Combine
+    like: object, everyone: list[tuple[list[Any], RowShard]], combine: Combine
 ) -> Any:
     """Joins replicas' nested values: concatenates rows, combines scalars."""
     values = [leaves for leaves, _ in everyone]
@@ -53,14 +53,14 @@ def join_leaves(
 class RowCount:
     """A number of rows as a metric's sample weight, which replicas sum."""
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: object) -> None:
         self.rows = rows
 
 
 class Common:
     """A value that is the same on each replica of all workers."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
 
@@ -102,7 +102,7 @@ def sum_over_replicas(values: list[Any], shares: list[RowShard]) -> Any:
     return sum(terms[1:], terms[0])
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: object) -> Any:
     if not keras.ops.is_tensor(value):
         return value
     mask = keras_internals.get_mask(value)
@@ -127,7 +127,7 @@ def _join_leaf(
     return combine(parts, shares)
 
 
-def is_float(value: Any) -> bool:
+def is_float(value: object) -> bool:
     """Returns whether a value is a float or a tensor of floats."""
     if isinstance(value, (int, float)):
         return isinstance(value, float)
@@ -137,7 +137,7 @@ def is_float(value: Any) -> bool:
     )
 
 
-def is_row_shaped(value: Any) -> bool:
+def is_row_shaped(value: object) -> bool:
     """Returns whether a value is an array with at least one axis."""
     return len(getattr(value, "shape", ())) > 0
 
@@ -296,7 +296,7 @@ def _within(share: RowShard, worker: RowShard) -> RowShard:
     return RowShard(share.rows, ops.maximum(worker.rows, 1))
 
 
-def _travels(leaf: Any) -> bool:
+def _travels(leaf: object) -> bool:
     if isinstance(leaf, (bool, str)) or leaf is None:
         return False
     return isinstance(leaf, (int, float)) or hasattr(leaf, "shape")

@@ -51,7 +51,9 @@ class Function(CompiledFunction):
         strategy = context.current_strategy() or context.default_strategy()
         return _compiler_of(strategy, self).call(self, args, kwargs)
 
-    def __get__(self, instance: Any, owner: type | None = None) -> "Function":
+    def __get__(
+        self, instance: object, owner: type | None = None
+    ) -> "Function":
         if instance is None:
             return self
         try:
@@ -67,7 +69,7 @@ class Function(CompiledFunction):
         method = self.python_function.__get__(instance, owner)
         return Function(method, self.jit_compile, key)
 
-    def _key_of(self, instance: Any) -> object:
+    def _key_of(self, instance: object) -> object:
         found = self._bound.get(id(instance))
         if found is None or found[0]() is not instance:
             # Called with the reference, as the default of `pop`.
@@ -105,7 +107,7 @@ def function(
 ) -> Callable[[F], F]: ...
 
 
-def function(fn: Any = None, *, jit_compile: bool | None = None) -> Any:
+def function(fn: object = None, *, jit_compile: bool | None = None) -> Any:
     """Compiles a function that reads and writes Keras variables.
 
     The result can be called directly, passed to `strategy.run`, called in a
@@ -181,7 +183,7 @@ def print(*values: Any, sep: str = " ", end: str = "\n") -> None:
     get_backend().print(shown, sep, end, replica)
 
 
-def _value(leaf: Any) -> Any:
+def _value(leaf: object) -> Any:
     # The value without the framework's variable object and its gradients.
     if isinstance(leaf, keras.Variable):
         return ops.stop_gradient(leaf.value)

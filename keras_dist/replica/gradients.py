@@ -86,7 +86,7 @@ def check_run_counts(strategy: Any) -> None:
 
 
 def value_and_grad(
-    fn: Callable[..., Any], variables: Any, has_aux: bool = False
+    fn: Callable[..., Any], variables: object, has_aux: bool = False
 ) -> tuple[Any, Any]:
     """Calls a function and computes the gradients of its result.
 
@@ -135,7 +135,7 @@ def value_and_grad(
 
 
 def gradient(
-    fn: Callable[..., Any], variables: Any, has_aux: bool = False
+    fn: Callable[..., Any], variables: object, has_aux: bool = False
 ) -> Any:
     """Computes the gradients of a function, like `value_and_grad`.
 
@@ -222,7 +222,7 @@ def _backend() -> Differentiates:
     return backend
 
 
-def _tensor(source: Any) -> Any:
+def _tensor(source: object) -> Any:
     if isinstance(source, (int, float)) and not isinstance(source, bool):
         return ops.convert_to_tensor(source, dtype=keras.config.floatx())
     if isinstance(source, (np.ndarray, np.generic)) or keras.ops.is_tensor(
@@ -250,7 +250,7 @@ def _check_float(source: Any) -> None:
         )
 
 
-def _value_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
+def _value_and_aux(result: object, has_aux: bool) -> tuple[Any, Any]:
     aux = None
     if has_aux:
         if not isinstance(result, (list, tuple)) or len(result) != 2:
@@ -263,7 +263,7 @@ def _value_and_aux(result: Any, has_aux: bool) -> tuple[Any, Any]:
     return _scalar(result), aux
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> Any:
     if isinstance(value, keras.Variable):
         value = value.value
     elif isinstance(value, float):
@@ -310,7 +310,7 @@ def with_weighed_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_one_device(
-    backward: Callable[..., Any], weight: Any, inverse: Any
+    backward: Callable[..., Any], weight: object, inverse: object
 ) -> Callable[..., Any]:
     @functools.wraps(backward)
     def weighed(*args: Any, **kwargs: Any) -> Any:

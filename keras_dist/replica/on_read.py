@@ -37,7 +37,7 @@ class SyncOnReadVariable(DistributedVariable):
         return vars(self).get("_value")
 
     @_value.setter
-    def _value(self, value: Any) -> None:
+    def _value(self, value: object) -> None:
         if self.uncombined is not None:
             self.combine(self)
         self.__dict__["_value"] = value
@@ -48,7 +48,7 @@ class SyncOnReadVariable(DistributedVariable):
             self.combine(self)
         return self._own
 
-    def assign_add(self, value: Any) -> Any:
+    def assign_add(self, value: object) -> Any:
         step = of_thread.step
         if step is None or step.additions is None:
             return super().assign_add(value)
@@ -65,7 +65,7 @@ class SyncOnReadVariable(DistributedVariable):
     def component_value(self, index: int) -> Any:
         return self._kept()[index].read()
 
-    def write_component(self, index: int, value: Any) -> None:
+    def write_component(self, index: int, value: object) -> None:
         values = [component.read() for component in self._kept()]
         values[index] = value
         self.set_components(values)
@@ -74,7 +74,7 @@ class SyncOnReadVariable(DistributedVariable):
         """Replaces the components, and combines them anew."""
         set_all_components([(self, values)])
 
-    def hold_components(self, values: Sequence[Any], combined: Any) -> None:
+    def hold_components(self, values: Sequence[Any], combined: object) -> None:
         """Replaces the components and the combined value."""
         for component, value in zip(self._kept(), values, strict=True):
             component.write(value)
@@ -119,10 +119,12 @@ class SyncOnReadVariable(DistributedVariable):
         device = plan.devices[index]
         return executor.put(ops.copy(ops.cast(value, self._dtype)), device)
 
-    def _write_in_replica(self, call: Any, method: str, value: Any) -> Any:
+    def _write_in_replica(
+        self, call: object, method: str, value: object
+    ) -> Any:
         return keras.Variable.assign(self, written(self, method, value))
 
-    def _write_in_cross_replica(self, method: str, value: Any) -> Any:
+    def _write_in_cross_replica(self, method: str, value: object) -> Any:
         increases = method != "assign"
         if self.aggregation == "none" or (
             self.aggregation == "sum" and increases and not self.is_total
@@ -149,7 +151,7 @@ class UnaggregatedVariable(SyncOnReadVariable):
 
     _is_written = False
 
-    def write_plainly(self, value: Any) -> Any:
+    def write_plainly(self, value: object) -> Any:
         self._is_written = True
         try:
             return super().write_plainly(value)

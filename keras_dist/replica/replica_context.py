@@ -108,18 +108,18 @@ class ReplicaContext:
         result = self._replica.rendezvous("merge_call", merge, own)
         return self._own_copy(self._replica.own(result))
 
-    def _value_now(self, tensor: Any) -> Any:
+    def _value_now(self, tensor: object) -> Any:
         # `ops.convert_to_tensor` on TensorFlow may return the variable.
         if isinstance(tensor, keras.Variable):
             tensor = tensor.value
         return self._strategy.executor.snapshot(tensor)
 
-    def _own_copy(self, nest: Any) -> Any:
+    def _own_copy(self, nest: object) -> Any:
         """Copies a shared result, of which `run` would else make one value."""
         if self.num_replicas_in_sync == 1:
             return nest
 
-        def copy(leaf: Any) -> Any:
+        def copy(leaf: object) -> Any:
             if isinstance(leaf, keras.Variable) or not ops.is_tensor(leaf):
                 return leaf
             return ops.copy(leaf)
@@ -127,7 +127,7 @@ class ReplicaContext:
         return nests.map_nest(copy, nest)
 
     def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: Any = None
+        self, reduce_op: ReduceOp | str, value: object, options: object = None
     ) -> Any:
         """Combines a value over replicas and gives each the result.
 
@@ -168,7 +168,9 @@ class ReplicaContext:
             nests.refuse_objects(value, "all_reduce", error)
             raise
 
-    def all_gather(self, value: Any, axis: int, options: Any = None) -> Any:
+    def all_gather(
+        self, value: object, axis: int, options: object = None
+    ) -> Any:
         """Concatenates the replicas' values and gives each the result.
 
         Gradients flow: a replica's gradient is its slice of the sum of all
@@ -207,7 +209,7 @@ class ReplicaContext:
             values = values / self.num_replicas_in_sync
         return type(slices)(values, indices, slices.dense_shape)
 
-    def _all_reduce(self, op: ReduceOp, leaf: Any, path: str) -> Any:
+    def _all_reduce(self, op: ReduceOp, leaf: object, path: str) -> Any:
         if _is_slices(leaf) and op in (ReduceOp.SUM, ReduceOp.MEAN):
             return self._all_reduce_slices(op, leaf)
         refuse_sparse(leaf, "all_reduce")
@@ -232,7 +234,7 @@ class ReplicaContext:
         everyone = self._all_gather(ops.expand_dims(tensor, 0), 0, what)
         return combine(op, [everyone[i] for i in range(everyone.shape[0])])
 
-    def _all_reduce_together(self, op: ReduceOp, nest: Any) -> Any:
+    def _all_reduce_together(self, op: ReduceOp, nest: object) -> Any:
         """All-reduces a nest with the strategy's `CrossDeviceOps`."""
         named = list(nests.named_leaves(nest))
         for _, leaf in named:
@@ -270,7 +272,7 @@ class ReplicaContext:
             context.note_exchange(f"{what} of {layout}")
 
     def _all_gather(
-        self, leaf: Any, axis: int, what: str = "all_gather"
+        self, leaf: object, axis: int, what: str = "all_gather"
     ) -> Any:
         refuse_sparse(leaf, "all_gather")
         tensor = ops.convert_to_tensor(leaf)
@@ -290,7 +292,7 @@ class ReplicaContext:
         return self._replica.all_gather(what, tensor, axis)
 
 
-def refuse_sparse(value: Any, method: str) -> None:
+def refuse_sparse(value: object, method: str) -> None:
     """Raises `NotImplementedError` if a value is sparse."""
     kind = type(value).__name__
     if kind in ("IndexedSlices", "SparseTensor", "BCOO", "JAXSparse") or (
@@ -303,14 +305,14 @@ def refuse_sparse(value: Any, method: str) -> None:
         )
 
 
-def _each(fn: Callable[[Any, str], Any], nest: Any) -> Any:
+def _each(fn: Callable[[Any, str], Any], nest: object) -> Any:
     """Calls `fn(leaf, path)` for each leaf of a nest."""
     named = list(nests.named_leaves(nest))
     found = [fn(leaf, path and f" of {path}") for path, leaf in named]
     return nests.pack(nest, found)
 
 
-def _is_slices(value: Any) -> bool:
+def _is_slices(value: object) -> bool:
     """Tells `tf.IndexedSlices`, such as an embedding's gradient, by name."""
     return type(value).__name__ == "IndexedSlices"
 

@@ -40,12 +40,12 @@ def run_uncompiled(
     executor.check_arguments(arguments)
 
     def on_replica(index: int) -> Any:
-        def component(leaf: Any) -> Any:
+        def component(leaf: object) -> Any:
             if isinstance(leaf, (PerReplica, Mirrored)):
                 return map_nest(bring, leaf.values[index])
             return bring(leaf)
 
-        def bring(leaf: Any) -> Any:
+        def bring(leaf: object) -> Any:
             return executor.bring(leaf, index)
 
         positional, named = map_nest(component, arguments)
@@ -82,6 +82,6 @@ def join_results(
     return regroup(results, wrap, wraps, executor.snapshot)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     """Returns true for a leaf that is a tensor in a compiled function."""
     return ops.is_tensor(leaf) or isinstance(leaf, (np.ndarray, np.generic))

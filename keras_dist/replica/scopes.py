@@ -151,7 +151,7 @@ def suspended() -> Iterator[None]:
         yield
 
 
-def forget_above(scope: keras.StatelessScope, variable: Any) -> None:
+def forget_above(scope: keras.StatelessScope, variable: keras.Variable) -> None:
     """Has all overlays above a scope read a variable from it again."""
     current = keras_internals.stateless_scope()
     while isinstance(current, Overlay) and current is not scope:

@@ -201,7 +201,7 @@ class ReplicaState(ABC):
         return self.replica.read(variable)
 
     @abstractmethod
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         """Keeps a value that this replica assigned to a variable."""
 
     def sum_gradients(
@@ -299,7 +299,7 @@ class ReplicaStep(ReplicaState):
         for variable, value in found:
             variable.assign(value)
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         key = id(variable)
         held = self.replica.hold(variable, value)
         if held is not None:

@@ -61,7 +61,7 @@ class StrategyBase:
         """Calls `fn` once for each replica."""
 
     @abstractmethod
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the components of a value."""
 
     @property
@@ -69,7 +69,7 @@ class StrategyBase:
         """Methods that few programs need."""
 
     @abstractmethod
-    def experimental_distribute_dataset(self, dataset: Any) -> Any:
+    def experimental_distribute_dataset(self, dataset: object) -> Any:
         """Splits the batches of a dataset over the replicas."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class StrategyBase:
 
     @abstractmethod
     def experimental_make_numpy_dataset(
-        self, numpy_input: Any, session: Any = None
+        self, numpy_input: object, session: object = None
     ) -> Any:
         """Makes a dataset of the rows of arrays."""
 

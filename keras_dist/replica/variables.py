@@ -77,20 +77,20 @@ class DistributedVariable(keras.Variable):
         """Returns the tensor that replica `index` reads."""
         raise NotImplementedError
 
-    def write_component(self, index: int, value: Any) -> None:
+    def write_component(self, index: int, value: object) -> None:
         """Replaces the tensor that replica `index` reads."""
         raise NotImplementedError
 
-    def assign(self, value: Any) -> Any:
+    def assign(self, value: object) -> Any:
         return self._write("assign", value)
 
-    def assign_add(self, value: Any) -> Any:
+    def assign_add(self, value: object) -> Any:
         return self._write("assign_add", value)
 
-    def assign_sub(self, value: Any) -> Any:
+    def assign_sub(self, value: object) -> Any:
         return self._write("assign_sub", value)
 
-    def _write(self, method: str, value: Any) -> Any:
+    def _write(self, method: str, value: object) -> Any:
         if isinstance(value, np.ndarray):
             # Some backends read the array later, when the user may have
             # changed it.
@@ -120,10 +120,12 @@ class DistributedVariable(keras.Variable):
             )
         return self._write_in_cross_replica(method, value)
 
-    def _write_in_replica(self, call: Any, method: str, value: Any) -> Any:
+    def _write_in_replica(
+        self, call: object, method: str, value: object
+    ) -> Any:
         raise NotImplementedError
 
-    def _write_in_cross_replica(self, method: str, value: Any) -> Any:
+    def _write_in_cross_replica(self, method: str, value: object) -> Any:
         executor = self.distribute_strategy.executor
         if executor.workers is not None:
             executor.workers.note_assigned(self)
@@ -133,7 +135,7 @@ class DistributedVariable(keras.Variable):
             value = executor.mirror(value)
         return self.write_plainly(written(self, method, value))
 
-    def write_plainly(self, value: Any) -> Any:
+    def write_plainly(self, value: object) -> Any:
         """Assigns a value as Keras does, then places it by the plan."""
         # The result of `assign` is not kept: a second reference to an array
         # would make a later update copy it.
@@ -177,7 +179,7 @@ class DistributedVariable(keras.Variable):
         return copy
 
 
-def written(variable: Any, method: str, value: Any) -> Any:
+def written(variable: keras.Variable, method: str, value: object) -> Any:
     """Returns a variable's value after `variable.method(value)`."""
     if method == "assign":
         return value
@@ -193,7 +195,7 @@ class MirroredVariable(DistributedVariable):
     def component_value(self, index: int) -> Any:
         return self.storage.read(index)
 
-    def write_component(self, index: int, value: Any) -> None:
+    def write_component(self, index: int, value: object) -> None:
         raise ValueError(
             f"One copy of mirrored variable '{self.path}' can't be written on "
             f"its own. Received: a value for replica {index}. Assign to the "
@@ -249,7 +251,7 @@ class ShardedVariable(MirroredVariable):
         return storage.whole() if storage.is_split else vars(self).get("_value")
 
     @_value.setter
-    def _value(self, value: Any) -> None:
+    def _value(self, value: object) -> None:
         storage = self.storage
         if storage.is_split:
             storage.set_whole(value)
@@ -277,14 +279,14 @@ class ShardedVariable(MirroredVariable):
         else:
             keras.Variable.trainable.fset(self, value)
 
-    def _direct_assign(self, value: Any) -> None:
+    def _direct_assign(self, value: object) -> None:
         storage = self.storage
         if storage.is_split:
             storage.set_whole(value)
         else:
             super()._direct_assign(value)
 
-    def write_plainly(self, value: Any) -> Any:
+    def write_plainly(self, value: object) -> Any:
         # Returns the given value, because reading takes all workers.
         result = keras.Variable.assign(self, value)
         self.storage.place()

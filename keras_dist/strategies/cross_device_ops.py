@@ -65,8 +65,8 @@ class CrossDeviceOps:
     def reduce(
         self,
         reduce_op: ReduceOp,
-        per_replica_value: Any,
-        destinations: Any,
+        per_replica_value: object,
+        destinations: object,
         options: CommunicationOptions | None = None,
     ) -> Any:
         """Combines the components of a per-replica value.
@@ -130,7 +130,7 @@ class CrossDeviceOps:
         )
         return results
 
-    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast(self, tensor: object, destinations: object) -> Any:
         """Copies a tensor to devices.
 
         Args:
@@ -146,8 +146,8 @@ class CrossDeviceOps:
     def reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        per_replica_value: Any,
-        destinations: Any,
+        per_replica_value: object,
+        destinations: object,
         options: CommunicationOptions,
     ) -> Any:
         """Implements `reduce`, with checked arguments; subclasses define it."""
@@ -168,7 +168,9 @@ class CrossDeviceOps:
             for value, to in value_destination_pairs
         ]
 
-    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_implementation(
+        self, tensor: object, destinations: object
+    ) -> Any:
         """Implements `broadcast`; by default the backend copies the tensor."""
         executor = executor_for(tensor, destinations)
         return spread(tensor, devices_at(destinations, executor), executor)
@@ -205,8 +207,8 @@ class ReductionToOneDevice(CrossDeviceOps):
     def reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        per_replica_value: Any,
-        destinations: Any,
+        per_replica_value: object,
+        destinations: object,
         options: CommunicationOptions,
     ) -> Any:
         executor = executor_for(per_replica_value, destinations)
@@ -240,8 +242,8 @@ class _ByBackend(CrossDeviceOps):
     def reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        per_replica_value: Any,
-        destinations: Any,
+        per_replica_value: object,
+        destinations: object,
         options: CommunicationOptions,
     ) -> Any:
         executor = executor_for(per_replica_value, destinations)
@@ -324,7 +326,7 @@ class NcclAllReduce(_ByBackend):
     """
 
 
-def check_cross_device_ops(given: Any) -> CrossDeviceOps | None:
+def check_cross_device_ops(given: object) -> CrossDeviceOps | None:
     """Raises `TypeError` unless it is a `CrossDeviceOps` or `None`."""
     if given is None or isinstance(given, CrossDeviceOps):
         return given
@@ -335,7 +337,7 @@ def check_cross_device_ops(given: Any) -> CrossDeviceOps | None:
     )
 
 
-def _checked(reduce_op: Any) -> ReduceOp:
+def _checked(reduce_op: object) -> ReduceOp:
     if isinstance(reduce_op, str):
         raise ValueError(
             "Cross-device operations take no names: `reduce_op` must be a "

@@ -46,7 +46,7 @@ class DefaultExecutor(Executor):
     def storage(self, variable: keras.Variable) -> Storage:
         return DefaultStorage(variable)
 
-    def put(self, value: Any, device: Device) -> Any:
+    def put(self, value: object, device: Device) -> Any:
         return ops.convert_to_tensor(value)
 
 
@@ -68,7 +68,7 @@ class DefaultExtended(StrategyExtended):
         """Returns a copy of a variable's value."""
         return ops.copy(v.value)
 
-    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+    def non_slot_devices(self, var_list: object) -> tuple[str, ...]:
         """Returns an empty tuple, since Keras chooses the device."""
         return ()
 
@@ -120,7 +120,7 @@ class DefaultStrategy(Strategy):
         return ()
 
     def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
+        self, dataset: object, options: InputOptions | None = None
     ) -> Any:
         """Returns the dataset as it is."""
         return dataset

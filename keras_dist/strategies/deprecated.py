@@ -107,7 +107,7 @@ class DeprecatedMethods(StrategyBase):
         args = () if input_iterator is None else (input_iterator.get_next(),)
         return self.run(fn, args=args)
 
-    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
+    def make_dataset_iterator(self, dataset: object) -> InputIterator:
         """Makes an iterator over data that is split over replicas; deprecated.
 
         Use `iter(strategy.experimental_distribute_dataset(dataset))`.
@@ -162,21 +162,21 @@ class DeprecatedMethods(StrategyBase):
 
         return InputIterator(self.distribute_datasets_from_function(dataset_fn))
 
-    def unwrap(self, value: Any) -> tuple[Any, ...]:
+    def unwrap(self, value: object) -> tuple[Any, ...]:
         """Calls `experimental_local_results`; this is its old name."""
         return self.experimental_local_results(value)
 
-    def group(self, value: Any, name: str | None = None) -> None:
+    def group(self, value: object, name: str | None = None) -> None:
         """Does nothing, since operations run at once rather than in groups."""
 
-    def update_config_proto(self, config_proto: Any) -> Any:
+    def update_config_proto(self, config_proto: object) -> Any:
         """Returns a copy of the configuration, which needs no change."""
         return copy.copy(config_proto)
 
     def configure(
         self,
-        session_config: Any = None,
-        cluster_spec: Any = None,
+        session_config: object = None,
+        cluster_spec: object = None,
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
@@ -199,7 +199,7 @@ class MultiStepContext:
         """`None`, since the steps have run and no graph operation exists."""
 
     def set_last_step_output(
-        self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
+        self, name: str, output: object, reduce_op: ReduceOp | str | None = None
     ) -> None:
         """Sets an output, in place of the one from an earlier step.
 
@@ -219,7 +219,7 @@ class MultiStepContext:
 
         self._together(set_it, output)
 
-    def set_non_tensor_output(self, name: str, output: Any) -> None:
+    def set_non_tensor_output(self, name: str, output: object) -> None:
         """Sets an output that is no tensor; from replicas, a tuple of all.
 
         Args:

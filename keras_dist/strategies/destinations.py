@@ -36,7 +36,7 @@ def executor_for(*things: Any) -> Executor:
     return backend.executor(Plan(((device,),), (device,)))
 
 
-def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
+def devices_at(destinations: object, executor: Executor) -> tuple[Device, ...]:
     """Returns the devices of names, variables, values, or a list of them."""
     if isinstance(destinations, (list, tuple)):
         if not destinations:
@@ -71,18 +71,18 @@ def devices_at(destinations: Any, executor: Executor) -> tuple[Device, ...]:
     return (executor.device_of(destinations),)
 
 
-def spread(value: Any, devices: Sequence[Device], executor: Executor) -> Any:
+def spread(value: object, devices: Sequence[Device], executor: Executor) -> Any:
     """Copies a value to devices: a `Mirrored`, or a tensor on one device."""
     copies = [executor.put(value, device) for device in devices]
     return copies[0] if len(copies) == 1 else Mirrored(copies)
 
 
-def components(value: Any) -> tuple[Any, ...]:
+def components(value: object) -> tuple[Any, ...]:
     """Returns a per-replica value's components, else the value in a tuple."""
     return value.values if isinstance(value, DistributedValues) else (value,)
 
 
-def _owner(thing: Any) -> Any:
+def _owner(thing: object) -> Any:
     """Returns a variable's strategy; `None` for components and other things."""
     is_variable = isinstance(thing, keras.Variable)
     if not is_variable or isinstance(thing, VariableComponent):

@@ -109,7 +109,7 @@ class StrategyExtended:
         plan = self._strategy.plan
         return tuple(str(device) for device in plan.variable_devices)
 
-    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+    def non_slot_devices(self, var_list: object) -> tuple[str, ...]:
         """Returns devices for state that belongs to several variables.
 
         Args:
@@ -193,7 +193,7 @@ class StrategyExtended:
         """
         return reductions.plain(self._strategy.executor, v)
 
-    def value_container(self, value: Any) -> Any:
+    def value_container(self, value: object) -> Any:
         """Returns the distributed variable that a component belongs to.
 
         Args:
@@ -215,7 +215,7 @@ class StrategyExtended:
             return value.container
         return value
 
-    def variable_created_in_scope(self, v: Any) -> bool:
+    def variable_created_in_scope(self, v: object) -> bool:
         """Returns whether a variable belongs to this strategy.
 
         Args:
@@ -235,7 +235,7 @@ class StrategyExtended:
             return False
         return vars(v).get("distribute_strategy") is self._strategy.if_current
 
-    def _check_own(self, variable: Any, method: str) -> None:
+    def _check_own(self, variable: keras.Variable, method: str) -> None:
         if not isinstance(variable, keras.Variable):
             raise TypeError(
                 f"`{method}` needs a variable, made under the strategy's "
@@ -274,7 +274,7 @@ class StrategyExtended:
         return self._strategy.run(fn, args=args, kwargs=kwargs)
 
     def experimental_make_numpy_dataset(
-        self, numpy_input: Any, session: Any = None
+        self, numpy_input: object, session: object = None
     ) -> Any:
         """Calls `strategy.experimental_make_numpy_dataset`.
 
@@ -298,8 +298,8 @@ class StrategyExtended:
     def reduce_to(
         self,
         reduce_op: ReduceOp | str,
-        value: Any,
-        destinations: Any,
+        value: object,
+        destinations: object,
         options: CommunicationOptions | None = None,
     ) -> Any:
         """Combines a value over replicas, and puts the result on devices.
@@ -332,7 +332,7 @@ class StrategyExtended:
         context.check_cross_replica(self._strategy, "reduce_to")
         op = parse_reduce_op(reduce_op)
 
-        def reduced(leaf: Any) -> Any:
+        def reduced(leaf: object) -> Any:
             return self._reduce_all(op, [(leaf, destinations)], options)[0]
 
         with self._strategy.cross_replica():
@@ -398,7 +398,7 @@ class StrategyExtended:
         results.update(zip(to_combine, reduced, strict=True))
         return [results[index] for index in range(len(pairs))]
 
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_to(self, tensor: object, destinations: object) -> Any:
         """Copies a tensor to devices.
 
         Args:
@@ -495,7 +495,7 @@ class StrategyExtended:
 
     def update_non_slot(
         self,
-        colocate_with: Any,
+        colocate_with: object,
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -546,7 +546,7 @@ class StrategyExtended:
         )
 
     def _devices_among(
-        self, devices: Sequence[Device], colocate_with: Any, refusal: str
+        self, devices: Sequence[Device], colocate_with: object, refusal: str
     ) -> tuple[Device, ...]:
         asked = devices_at(colocate_with, self._strategy.executor)
         for device in asked:
@@ -577,10 +577,10 @@ class StrategyExtended:
             ]
         return self._grouped(results, group)
 
-    def _first(self, nest: Any, device: Device) -> Any:
+    def _first(self, nest: object, device: Device) -> Any:
         """Replaces distributed values by first components, on the device."""
 
-        def first(leaf: Any) -> Any:
+        def first(leaf: object) -> Any:
             if isinstance(leaf, DistributedValues):
                 leaf = leaf.values[0]
             if isinstance(leaf, keras.Variable) or not ops.is_tensor(leaf):
@@ -617,8 +617,8 @@ class StrategyExtended:
             return grouped
         return map_nest(self._strategy.experimental_local_results, grouped)
 
-    def _component(self, nest: Any, index: int) -> Any:
-        def own(leaf: Any) -> Any:
+    def _component(self, nest: object, index: int) -> Any:
+        def own(leaf: object) -> Any:
             if isinstance(leaf, DistributedValues):
                 # A variable with a single copy has one component for all.
                 return leaf.values[index % len(leaf.values)]

@@ -49,7 +49,7 @@ def check_count(logical_devices: int | None) -> int:
 
 
 def layouts_for(
-    layout_map: Any,
+    layout_map: object,
     logical_devices: int | None,
     needed: str = "`logical_devices=n`",
 ) -> VariableLayouts | None:
@@ -78,27 +78,31 @@ def check_id(strategy: StrategyBase, logical_device_id: Any) -> None:
         )
 
 
-def copy(strategy: StrategyBase, tensor: Any) -> Any:
+def copy(strategy: StrategyBase, tensor: object) -> Any:
     """Keeps a copy of a tensor on each logical device of the replica."""
     return _divided(strategy, tensor, [1] * len(_shape_of(tensor)))
 
 
 def split(
-    strategy: StrategyBase, tensor: Any, partition_dimensions: Sequence[int]
+    strategy: StrategyBase, tensor: object, partition_dimensions: Sequence[int]
 ) -> Any:
     """Splits a tensor over the logical devices of each replica."""
     _check_split(strategy, tensor, partition_dimensions)
     return _divided(strategy, tensor, partition_dimensions)
 
 
-def _divided(strategy: StrategyBase, tensor: Any, parts: Sequence[int]) -> Any:
+def _divided(
+    strategy: StrategyBase, tensor: object, parts: Sequence[int]
+) -> Any:
     executor = strategy.executor
     if isinstance(executor, UsesLogicalDevices):
         return executor.split_tensor(tensor, parts)
     return tensor
 
 
-def _check_split(strategy: StrategyBase, tensor: Any, dimensions: Any) -> None:
+def _check_split(
+    strategy: StrategyBase, tensor: object, dimensions: object
+) -> None:
     shape = _shape_of(tensor)
     received = (
         f"Received: partition_dimensions={dimensions!r} for a tensor of "

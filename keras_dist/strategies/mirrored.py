@@ -1,7 +1,6 @@
 """MirroredStrategy: a copy of the model on each device of one worker."""
 
 from collections.abc import Iterable
-from typing import Any
 from typing import final
 
 from keras_dist.core.device import resolve_devices
@@ -74,7 +73,7 @@ class MirroredStrategy(Strategy):
         optimizer_state: str = "mirrored",
         variables: str = "mirrored",
         logical_devices: int | None = None,
-        layout_map: Any = None,
+        layout_map: object = None,
     ) -> None:
         checked = check_cross_device_ops(cross_device_ops)
         if checked is not None and logical_devices not in (None, 1):
@@ -104,7 +103,7 @@ def mirrored_plan(
     optimizer_state: str = "mirrored",
     variables: str = "mirrored",
     logical_devices: int | None = None,
-    layout_map: Any = None,
+    layout_map: object = None,
 ) -> Plan:
     """Builds the plan of a `MirroredStrategy`, from its arguments."""
     shards_optimizer = asks_to_shard("optimizer_state", optimizer_state)

@@ -39,7 +39,7 @@ class MultiWorkerStrategy(Strategy):
         optimizer_state: str = "mirrored",
         variables: str = "mirrored",
         logical_devices: int | None = None,
-        layout_map: Any = None,
+        layout_map: object = None,
     ) -> None:
         shards_optimizer = asks_to_shard("optimizer_state", optimizer_state)
         shards_variables = asks_to_shard("variables", variables)

@@ -34,7 +34,10 @@ from keras_dist.replica.variables import CentralVariable
 
 
 def reduce(
-    strategy: StrategyBase, reduce_op: ReduceOp | str, value: Any, axis: Any
+    strategy: StrategyBase,
+    reduce_op: ReduceOp | str,
+    value: object,
+    axis: object,
 ) -> Any:
     """Implements `strategy.reduce`."""
     context.check_cross_replica(strategy, "reduce")
@@ -53,7 +56,7 @@ def reduce(
 
 
 def _calling(
-    strategy: StrategyBase, what: str, value: Any, axis: Any
+    strategy: StrategyBase, what: str, value: object, axis: object
 ) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which workers compare a call's arguments."""
     workers = strategy.executor.workers
@@ -72,7 +75,9 @@ def _on_one_device(
     return strategy.executor.creation_scope()
 
 
-def _reduce(strategy: StrategyBase, op: ReduceOp, leaf: Any, axis: Any) -> Any:
+def _reduce(
+    strategy: StrategyBase, op: ReduceOp, leaf: object, axis: object
+) -> Any:
     executor, primary = strategy.executor, strategy.plan.primary
     if axis is None and strategy.num_replicas_in_sync == 1:
         if isinstance(leaf, PerReplica):
@@ -97,7 +102,7 @@ def _reduce(strategy: StrategyBase, op: ReduceOp, leaf: Any, axis: Any) -> Any:
 
 
 def to_combine(
-    strategy: StrategyBase, op: ReduceOp, leaf: Any
+    strategy: StrategyBase, op: ReduceOp, leaf: object
 ) -> tuple[Any, ...] | None:
     """Returns components to combine, or `None` for a shared value."""
     values = _components(strategy, leaf)
@@ -118,7 +123,7 @@ def to_combine(
     return values
 
 
-def gather(strategy: StrategyBase, value: Any, axis: int) -> Any:
+def gather(strategy: StrategyBase, value: object, axis: int) -> Any:
     """Implements `strategy.gather`."""
     context.check_cross_replica(strategy, "gather")
     try:
@@ -142,7 +147,7 @@ def _gather(strategy: StrategyBase, leaf: Any, axis: int) -> Any:
     return executor.concatenate(here, check_gather(here, axis))
 
 
-def _components(strategy: StrategyBase, leaf: Any) -> tuple[Any, ...] | None:
+def _components(strategy: StrategyBase, leaf: object) -> tuple[Any, ...] | None:
     """Returns a leaf's components, or `None` for a value shared by all."""
     if isinstance(leaf, SyncOnReadVariable):
         return tuple(component.value for component in leaf.values)
@@ -157,7 +162,7 @@ def _components(strategy: StrategyBase, leaf: Any) -> tuple[Any, ...] | None:
     return (leaf,) if is_only else None
 
 
-def plain(executor: Executor, leaf: Any) -> Any:
+def plain(executor: Executor, leaf: object) -> Any:
     """Returns the current value of a leaf that is equal on all replicas."""
     if isinstance(leaf, Mirrored):
         leaf = leaf.values[0]
@@ -166,7 +171,7 @@ def plain(executor: Executor, leaf: Any) -> Any:
     return executor.snapshot(leaf)
 
 
-def local_results(strategy: StrategyBase, value: Any) -> tuple[Any, ...]:
+def local_results(strategy: StrategyBase, value: object) -> tuple[Any, ...]:
     """Implements `strategy.experimental_local_results`."""
     if isinstance(value, DistributedValues):
         return tuple(value.values)

@@ -89,7 +89,7 @@ def scan_steps(
     return concatenate_steps(strategy, results)
 
 
-def _check(train_step: Any, steps: Any) -> None:
+def _check(train_step: object, steps: object) -> None:
     if not callable(train_step):
         raise TypeError(
             "`scan_steps` runs a function. Received: "
@@ -130,7 +130,7 @@ def _compiled(train_step: Any) -> Function:
     return kept
 
 
-def _signature(nest: Any) -> Any:
+def _signature(nest: object) -> Any:
     structure = map_nest(lambda leaf: None, nest)
     return repr(structure), [_kind(leaf) for leaf in leaves_of(nest)]
 

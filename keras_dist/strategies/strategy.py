@@ -122,7 +122,7 @@ class Strategy(DeprecatedMethods):
         watch_training(self)
 
     @staticmethod
-    def from_native(strategy: Any) -> "Strategy":
+    def from_native(strategy: object) -> "Strategy":
         """Creates a strategy with the devices of a native strategy.
 
         The two strategies use the same devices, but share no variables.
@@ -249,7 +249,7 @@ class Strategy(DeprecatedMethods):
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        options: Any = None,
+        options: object = None,
     ) -> Any:
         """Calls `fn` once for each replica, on its device.
 
@@ -309,7 +309,9 @@ class Strategy(DeprecatedMethods):
             return compiler.run(self, fn, args, kwargs)
         return run_uncompiled(self, fn, args, kwargs)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any) -> Any:
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: object, axis: object
+    ) -> Any:
         """Combines a value over replicas, and along axes if `axis` is given.
 
         Args:
@@ -341,7 +343,7 @@ class Strategy(DeprecatedMethods):
         """
         return reductions.reduce(self, reduce_op, value, axis)
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: object, axis: int) -> Any:
         """Concatenates the replicas' values along an axis, in replica order.
 
         Args:
@@ -368,7 +370,7 @@ class Strategy(DeprecatedMethods):
         """
         return reductions.gather(self, value, axis)
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+    def experimental_local_results(self, value: object) -> tuple[Any, ...]:
         """Returns the components of a per-replica value on this worker.
 
         Args:
@@ -416,7 +418,7 @@ class Strategy(DeprecatedMethods):
         return reductions.values_from_function(self, value_fn)
 
     def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
+        self, dataset: object, options: InputOptions | None = None
     ) -> Any:
         """Splits the batches of a dataset over the replicas.
 
@@ -500,7 +502,7 @@ class Strategy(DeprecatedMethods):
         return distribute_from_function(self, dataset_fn, options)
 
     def experimental_make_numpy_dataset(
-        self, numpy_input: Any, session: Any = None
+        self, numpy_input: object, session: object = None
     ) -> Any:
         """Makes a dataset of the rows of arrays.
 
@@ -528,9 +530,9 @@ class Strategy(DeprecatedMethods):
 
     def explain(
         self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
+        x: object,
+        y: object = None,
+        sample_weight: object = None,
         batch_size: int | None = None,
     ) -> "Explanation":
         """Explains which rows of the next batch go to which replica.
@@ -584,12 +586,12 @@ class Strategy(DeprecatedMethods):
 
     def verify(
         self,
-        model: Any,
-        x: Any = None,
-        y: Any = None,
+        model: keras.Model,
+        x: object = None,
+        y: object = None,
         *,
-        sample_weight: Any = None,
-        class_weight: Any = None,
+        sample_weight: object = None,
+        class_weight: object = None,
         batch_size: int | None = None,
         steps: int = 3,
     ) -> "Report":
@@ -746,7 +748,7 @@ class Strategy(DeprecatedMethods):
         self.executor.batches_ahead = number
 
     def experimental_assign_to_logical_device(
-        self, tensor: Any, logical_device_id: int
+        self, tensor: object, logical_device_id: int
     ) -> Any:
         """Asks for a tensor to be computed on one logical device.
 
@@ -774,7 +776,7 @@ class Strategy(DeprecatedMethods):
         return tensor
 
     def experimental_split_to_logical_devices(
-        self, tensor: Any, partition_dimensions: Sequence[int]
+        self, tensor: object, partition_dimensions: Sequence[int]
     ) -> Any:
         """Splits a tensor over the logical devices of each replica.
 
@@ -803,7 +805,7 @@ class Strategy(DeprecatedMethods):
         """
         return logical_devices.split(self, tensor, partition_dimensions)
 
-    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
+    def experimental_replicate_to_logical_devices(self, tensor: object) -> Any:
         """Keeps a copy of a tensor on each logical device of the replica.
 
         In `fit`, the first axis has the rows of all replicas, and the rows of
@@ -833,7 +835,7 @@ class Strategy(DeprecatedMethods):
     def __exit__(self, *error: object) -> None:
         """Never runs, since `__enter__` raises."""
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "A strategy can't be pickled: it stands for the devices of this "
             f"process. Received: {self!r}. Expected: a strategy made in each "

@@ -74,12 +74,12 @@ class TPUStrategy(Strategy):
 
     def __init__(
         self,
-        tpu_cluster_resolver: Any = None,
+        tpu_cluster_resolver: object = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
         optimizer_state: str = "mirrored",
         variables: str = "mirrored",
-        layout_map: Any = None,
+        layout_map: object = None,
     ) -> None:
         shards_optimizer = asks_to_shard("optimizer_state", optimizer_state)
         shards_variables = asks_to_shard("variables", variables)
@@ -112,7 +112,7 @@ class TPUStrategy(Strategy):
         return TPUExtended(self)
 
     def experimental_assign_to_logical_device(
-        self, tensor: Any, logical_device_id: int
+        self, tensor: object, logical_device_id: int
     ) -> Any:
         if self._is_spmd:
             raise ValueError(
@@ -129,7 +129,7 @@ class TPUStrategy(Strategy):
 _NEEDED = "an `experimental_device_assignment` with num_cores_per_replica=n"
 
 
-def _num_cores(assignment: Any) -> int | None:
+def _num_cores(assignment: object) -> int | None:
     """Returns the number of cores of each replica; `None` if it is not said."""
     if assignment is None:
         return None
@@ -238,7 +238,7 @@ class HardwareFeature:
 
 
 def experimental_tpu(
-    tpu_cluster_resolver: Any = None,
+    tpu_cluster_resolver: object = None,
     device_assignment: DeviceAssignment | None = None,
 ) -> TPUStrategy:
     """Creates a `keras_dist.TPUStrategy`; deprecated.

@@ -36,7 +36,7 @@ class MemoryExecutor(Executor):
     def storage(self, variable: keras.Variable) -> Storage:
         return MemoryStorage(variable, self)
 
-    def put(self, value: Any, device: Device) -> Any:
+    def put(self, value: object, device: Device) -> Any:
         return value
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:

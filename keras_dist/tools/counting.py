@@ -116,7 +116,7 @@ def slots_of(
     ]
 
 
-def load_of(model: keras.Model, optimizer: Any = None) -> Load:
+def load_of(model: keras.Model, optimizer: keras.Optimizer = None) -> Load:
     """Returns the bytes of a built model and its, or another, optimizer."""
     trainable, frozen, own, _ = grouped(model).values()
     state = own if optimizer is None else optimizer.variables

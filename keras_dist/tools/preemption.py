@@ -112,8 +112,8 @@ class PreemptionCheckpointHandler:
 
     def __init__(
         self,
-        cluster_resolver: Any,
-        checkpoint_or_checkpoint_manager: Any,
+        cluster_resolver: object,
+        checkpoint_or_checkpoint_manager: object,
         checkpoint_dir: str | None = None,
         termination_config: TerminationConfig | None = None,
     ) -> None:
@@ -256,7 +256,7 @@ class _Notice:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
 
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         if self.time is None:
             self.time = time.monotonic()
 

@@ -115,7 +115,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
 
 
 def checkpoint_of(
-    thing: Any, folder: str | None, workers: Workers | None
+    thing: object, folder: str | None, workers: Workers | None
 ) -> PreemptionCheckpoint:
     """Returns the checkpoint for a model, a manager or another object."""
     if folder is None:
@@ -137,5 +137,5 @@ def checkpoint_of(
     )
 
 
-def _is_manager(thing: Any) -> bool:
+def _is_manager(thing: object) -> bool:
     return hasattr(thing, "latest_checkpoint") and hasattr(thing, "checkpoint")

@@ -113,7 +113,7 @@ class Summary(tables.Shown):
         for group, rows in groups:
             yield group, rows[: shares[group]], rows[shares[group] :]
 
-    def plot(self, axes: Any = None) -> Any:
+    def plot(self, axes: object = None) -> Any:
         """Draws the bytes that each device of this worker keeps.
 
         Each device has a line, as long as all variables together. What it

@@ -72,7 +72,7 @@ def draw_summary(
     title: str,
     rows: Sequence[VariableRow],
     device_names: Sequence[str],
-    axes: Any = None,
+    axes: object = None,
 ) -> Any:
     """Draws the bytes that devices keep; implements `Summary.plot`."""
     whole = sum(row.num_bytes for row in rows)

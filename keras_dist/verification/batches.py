@@ -68,10 +68,10 @@ class Batch:
 
 
 def batches_of(
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    class_weight: Any,
+    x: object,
+    y: object,
+    sample_weight: object,
+    class_weight: object,
     batch_size: int | None,
     steps: int,
     num_replicas: int,
@@ -125,7 +125,7 @@ def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
 
 
 def _of_dataset(
-    x: Any, class_weight: Any, steps: int, num_replicas: int
+    x: object, class_weight: object, steps: int, num_replicas: int
 ) -> list[Batch]:
     found = [
         _batch_of(element, class_weight)
@@ -154,7 +154,7 @@ def _elements(x: Any) -> Iterator[Any]:
         yield from (x() if callable(x) else x)
 
 
-def _batch_of(element: Any, class_weight: Any) -> Batch:
+def _batch_of(element: object, class_weight: object) -> Batch:
     if isinstance(element, list):
         element = tuple(element)
     data = _map(_as_numpy, element)
@@ -173,7 +173,7 @@ def _batch_of(element: Any, class_weight: Any) -> Batch:
     return Batch(data, rows[0], class_weight, is_bare)
 
 
-def _is_arrays(x: Any, y: Any) -> bool:
+def _is_arrays(x: object, y: object) -> bool:
     if y is not None:
         return True
     leaves: Sequence[Any] = keras.tree.flatten(x)
@@ -188,13 +188,13 @@ def _without_tail(data: tuple[Any, ...]) -> tuple[Any, ...]:
     return data
 
 
-def _as_numpy(leaf: Any) -> Any:
+def _as_numpy(leaf: object) -> Any:
     if isinstance(leaf, np.ndarray) or not hasattr(leaf, "__array__"):
         return leaf
     return np.asarray(keras.ops.convert_to_numpy(leaf))
 
 
-def _map(fn: Callable[[Any], Any], nest: Any) -> Any:
+def _map(fn: Callable[[Any], Any], nest: object) -> Any:
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else fn(leaf), nest
     )

@@ -169,7 +169,7 @@ def _most_noise(scale: float, least: float) -> float:
     return 1e-2 * max(scale, 1e3 * least)
 
 
-def _floats(value: Any) -> Any:
+def _floats(value: object) -> Any:
     return np.asarray(value, "float64")
 
 

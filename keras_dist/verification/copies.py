@@ -39,7 +39,7 @@ def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
     ]
 
 
-def maker_of(model: Any) -> Callable[[], keras.Model]:
+def maker_of(model: keras.Model) -> Callable[[], keras.Model]:
     """Returns a function that makes compiled copies; refuses other things."""
     if isinstance(model, keras.Model):
         if not getattr(model, "compiled", False):
@@ -94,7 +94,7 @@ def check_alike(
         )
 
 
-def _checked(model: Any) -> keras.Model:
+def _checked(model: keras.Model) -> keras.Model:
     if isinstance(model, tuple) and model:
         # `keras-dist bench --model` takes functions that return data too.
         model = model[0]
@@ -132,13 +132,13 @@ def _compile_like(copy: keras.Model, model: keras.Model) -> None:
     copy.compile(**config)
 
 
-def _another(thing: Any) -> Any:
+def _another(thing: object) -> Any:
     if isinstance(thing, (keras.metrics.Metric, keras.optimizers.Optimizer)):
         return type(thing).from_config(thing.get_config())
     return thing
 
 
-def _named_things_of(model: keras.Model, config: Any) -> dict[str, Any]:
+def _named_things_of(model: keras.Model, config: object) -> dict[str, Any]:
     """Returns the user's classes and functions, by their names in configs."""
     compiled = keras_internals.compile_arguments(model) or {}
     given = keras.tree.flatten(list(compiled.values()))
@@ -171,5 +171,5 @@ def _named_things_of(model: keras.Model, config: Any) -> dict[str, Any]:
     return found
 
 
-def _has_config(thing: Any) -> bool:
+def _has_config(thing: object) -> bool:
     return hasattr(thing, "get_config") and not isinstance(thing, type)

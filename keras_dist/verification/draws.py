@@ -32,7 +32,7 @@ def drawer_of(index: Any) -> Drawer:
         times = found.size // own
         part = Rows(found.axis, 0, found.size, times * total)
 
-        def gather(value: Any, axis: int) -> Any:
+        def gather(value: object, axis: int) -> Any:
             return ops.take(value, _spread(inverse, times), axis)
 
         whole = made.for_all(part, made.gathered(part, gather))
@@ -41,7 +41,7 @@ def drawer_of(index: Any) -> Drawer:
     return draw
 
 
-def _spread(index: Any, times: Any) -> Any:
+def _spread(index: object, times: object) -> Any:
     """Returns the places of rows that have several values each."""
     each = ops.expand_dims(ops.convert_to_tensor(index, "int32"), 1)
     return ops.reshape(each * times + ops.arange(times, dtype="int32"), [-1])

@@ -56,7 +56,7 @@ class Recorder(keras.optimizers.Optimizer):
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.gradients: list[Any] = []
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: object) -> None:
         """Makes a slot for the gradient of each variable."""
         if self.built:
             return
@@ -64,7 +64,7 @@ class Recorder(keras.optimizers.Optimizer):
         self.gradients = self.add_optimizer_variables(variables, _SLOT)
 
     def update_step(
-        self, gradient: Any, variable: Any, learning_rate: Any
+        self, gradient: object, variable: keras.Variable, learning_rate: object
     ) -> None:
         slot = self.gradients[self._get_variable_index(variable)]
         # Sparse gradients, rows of an embedding, can be added but not assigned.
@@ -79,7 +79,7 @@ def compile_again(model: keras.Model) -> None:
     model.predict_function = None
 
 
-def _scaled_like(optimizer: Any, recorder: Recorder) -> Any:
+def _scaled_like(optimizer: keras.Optimizer, recorder: Recorder) -> Any:
     """Returns the recorder with the loss scaling of another optimizer."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         recorder.loss_scale_factor = optimizer.loss_scale_factor
@@ -274,7 +274,7 @@ def _of_logs(logs: dict[str, Any]) -> dict[Key, Any]:
 
 
 def copies_of(
-    strategy: StrategyBase, model: Any, batch: Batch
+    strategy: StrategyBase, model: keras.Model, batch: Batch
 ) -> tuple[Copy, Copy]:
     """Makes copies on one device and under the strategy that start alike."""
     make, backend = copies.maker_of(model), get_backend()

@@ -31,11 +31,11 @@ from keras_dist.verification.runs import copies_of
 
 def verify(
     strategy: StrategyBase,
-    model: Any,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    class_weight: Any,
+    model: keras.Model,
+    x: object,
+    y: object,
+    sample_weight: object,
+    class_weight: object,
     batch_size: int | None,
     steps: int,
 ) -> Report:

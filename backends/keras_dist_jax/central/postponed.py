@@ -47,7 +47,7 @@ class Update:
         given: List of what it takes in the step.
     """
 
-    def __init__(self, program: Any, given: list[Any]) -> None:
+    def __init__(self, program: object, given: list[Any]) -> None:
         self.program, self.given = program, given
         # By position in `given`: the position in the step's state, or among
         # the values that the step hands over. The rest are constants.
@@ -167,7 +167,7 @@ class Postponed(Updates):
             scope.add_update((variable, value))
 
     def _noted(
-        self, key: Any, fn: Callable[..., tuple[Any, Any]], *args: Any
+        self, key: object, fn: Callable[..., tuple[Any, Any]], *args: Any
     ) -> tuple[Any, Any]:
         """Traces an update; returns placeholders, and `fn`'s second result."""
         leaves, structure = jax.tree.flatten(args)

@@ -72,7 +72,9 @@ class Part:
             given = dict(zip(order, [*donated, *read], strict=True))
             return fn(given, others)
 
-        def named(donated: Any, read: Any, others: Any) -> dict[str, Any]:
+        def named(
+            donated: object, read: object, others: object
+        ) -> dict[str, Any]:
             return dict(zip(groups, ([donated, read], others), strict=True))
 
         run.__name__ = run.__qualname__ = name
@@ -88,7 +90,7 @@ class UpdatePart(Part):
         update: Update,
         positions: Collection[int],
         owners: Sequence[Any],
-        primary: Any,
+        primary: object,
     ) -> None:
         needed = update.needed(positions)
         state = {i: p for i, p in update.state.items() if i in needed}
@@ -211,7 +213,7 @@ class CentralStep(FitStep):
         self._kinds: Any = None
         self._has_warned = False
 
-    def _run(self, data: Any, donating: bool) -> Any:
+    def _run(self, data: object, donating: bool) -> Any:
         running, throttle, mesh = (
             self._running,
             self._throttle,
@@ -242,8 +244,8 @@ class CentralStep(FitStep):
     def _program(
         self,
         values: Sequence[Sequence[Any]],
-        sharding: Any,
-        data: Any,
+        sharding: object,
+        data: object,
         rows: int | None,
     ) -> StepParts:
         if self._token is not self._running.token:
@@ -314,7 +316,7 @@ class CentralStep(FitStep):
         return StepParts(mesh, first, parts, values, owners)
 
     def _split(
-        self, values: Any, data: Any, rows: int | None
+        self, values: object, data: object, rows: int | None
     ) -> tuple[Any, Any, list[Update]]:
         """Traces the step, without its updates if it can do without them.
 
@@ -409,10 +411,10 @@ def _by_owner(
     yield from groups.values() if is_exact else [tuple(update.results)]
 
 
-def _kind_of(array: Any) -> tuple[Any, ...]:
+def _kind_of(array: jax.Array) -> tuple[Any, ...]:
     return array.shape, array.dtype, array.weak_type
 
 
-def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
+def _shape_of(array: jax.Array) -> jax.ShapeDtypeStruct:
     weak = getattr(array, "weak_type", False)
     return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=weak)

@@ -33,12 +33,12 @@ class LooseLayout(SingleLayout):
     """One of several devices that keep variables; JAX may move its arrays."""
 
     # Else variables of two such devices could not be combined.
-    def holds(self, array: Any) -> bool:
+    def holds(self, array: jax.Array) -> bool:
         if is_described(array):
             return super().holds(array)
         return Layout.holds(self, array) and not array.committed
 
-    def place(self, array: Any) -> Any:
+    def place(self, array: jax.Array) -> Any:
         return uncommitted(super().place(array))
 
 
@@ -65,7 +65,7 @@ class StorageLayouts:
         """Returns the layout of the one device that keeps a variable."""
         return self._layouts[self._owners.of(variable)]
 
-    def place(self, array: Any) -> Any:
+    def place(self, array: jax.Array) -> Any:
         """Puts an array where it can be combined with any variable."""
         return self.primary.place(array)
 
@@ -171,7 +171,7 @@ def bring(arrays: Sequence[Any], devices: Sequence[Any]) -> list[Any]:
 
 
 @functools.cache
-def _on(device: Any) -> SingleDeviceSharding:
+def _on(device: object) -> SingleDeviceSharding:
     return SingleDeviceSharding(device)
 
 
@@ -216,7 +216,7 @@ def pinned_memory(device: Any) -> SingleDeviceSharding | None:
     return SingleDeviceSharding(device, memory_kind="pinned_host")
 
 
-def _shard(array: Any, device: Any) -> Any:
+def _shard(array: jax.Array, device: object) -> Any:
     """Returns a whole shard of an array, a device's own if it has one."""
     if is_described(array):
         return array

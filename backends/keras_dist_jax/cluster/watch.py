@@ -90,7 +90,7 @@ class Watch(SignsOfLife):
         self._waits_since = time.monotonic()
         self._thread = threading.get_ident()
 
-    def exit(self, pending: Any = None) -> None:
+    def exit(self, pending: object = None) -> None:
         """Notes that this worker now waits for an array at most."""
         self._waits_since = None
         if pending is not None:

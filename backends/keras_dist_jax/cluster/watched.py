@@ -61,7 +61,7 @@ class WatchedThrottle(Throttle):
     def record(self, call: str) -> None:
         self._recorder.note(Call(call, call))
 
-    def enter(self, owner: object, witness: Any) -> None:
+    def enter(self, owner: object, witness: object) -> None:
         self._pending = witness
         self._throttle.enter(owner, witness)
 

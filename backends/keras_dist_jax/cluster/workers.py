@@ -61,7 +61,9 @@ class JaxWorkers(Workers):
 
         whole = PartitionSpec()
 
-        def over_workers(fn: Callable[[Any], Any], gives: Any = whole) -> Any:
+        def over_workers(
+            fn: Callable[[Any], Any], gives: object = whole
+        ) -> Any:
             mapped = jax.shard_map(
                 fn,
                 mesh=mesh,
@@ -100,7 +102,7 @@ class JaxWorkers(Workers):
         rows: np.ndarray = found.view(np.uint8)[:, : own.size]
         return rows
 
-    def on_host(self, tensor: Any) -> np.ndarray:
+    def on_host(self, tensor: object) -> np.ndarray:
         return np.asarray(tensor)
 
     def here(self, value: np.ndarray) -> Any:

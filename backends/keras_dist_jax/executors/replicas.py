@@ -110,7 +110,7 @@ class JaxReplica(Replica):
         round_: Round,
         devices: Sequence[Any],
         group: ReplicaGroup = ALONE,
-        storage_layout: Any = None,
+        storage_layout: object = None,
     ) -> None:
         super().__init__(index, WHOLE, group)
         self._storage_layout = (
@@ -121,7 +121,7 @@ class JaxReplica(Replica):
         self._device = devices[index]
 
     def rendezvous(
-        self, what: str, fn: Callable[[list[Any]], T], value: Any
+        self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
         for leaf in jax.tree.leaves(value):
             if isinstance(leaf, jax.core.Tracer):
@@ -143,13 +143,13 @@ class JaxReplica(Replica):
         here: T = jax.tree.map(self._here, result)
         return here
 
-    def _here(self, leaf: Any) -> Any:
+    def _here(self, leaf: object) -> Any:
         if isinstance(leaf, jax.Array):
             return shard_on(leaf, self._device)
         return leaf
 
-    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        def add(replica: JaxReplica, value: Any) -> Any:
+    def all_sum(self, what: str, value: object, total: object = None) -> Any:
+        def add(replica: JaxReplica, value: object) -> Any:
             if total is not None:
                 return total
             value = jax.device_put(value, replica._device)
@@ -157,7 +157,7 @@ class JaxReplica(Replica):
 
         return summed_by(lambda: self, what, add)(value)
 
-    def at_home(self, value: Any) -> Any:
+    def at_home(self, value: object) -> Any:
         return jax.device_put(value, self._devices[0])
 
     def read(self, variable: keras.Variable) -> Any:
@@ -165,5 +165,5 @@ class JaxReplica(Replica):
             return None
         return read_aliased(variable, self._device)
 
-    def hold(self, variable: keras.Variable, value: Any) -> Any:
+    def hold(self, variable: keras.Variable, value: object) -> Any:
         return value

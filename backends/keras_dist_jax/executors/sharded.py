@@ -72,7 +72,7 @@ class JaxShardedExecutor(JaxExecutor, KeepsShards):
         return JaxShardedStorage(variable, self.plan, self.layout, own)
 
     def creating_beside(
-        self, reference: Any
+        self, reference: keras.Variable | None
     ) -> contextlib.AbstractContextManager[None]:
         return self._sharding.creating_beside(reference)
 
@@ -118,7 +118,7 @@ class ShardedReplicas(JaxReplicas, UpdatesShards):
 
     def update_shards(
         self,
-        optimizer: Any,
+        optimizer: keras.Optimizer,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable] | None,
@@ -156,7 +156,7 @@ class ShardedReplicas(JaxReplicas, UpdatesShards):
             else:
                 internals.set_array(variable, own)
 
-    def _made_global(self, array: Any) -> Any:
+    def _made_global(self, array: jax.Array) -> Any:
         if array is None or not array.is_fully_addressable:
             return array
         if isinstance(array.sharding, jax.sharding.NamedSharding) and (
@@ -166,7 +166,7 @@ class ShardedReplicas(JaxReplicas, UpdatesShards):
         return self._layout.to_global(self._layout.place(array))
 
 
-def _named(arrays: Any, gradients: Any, rate: Any) -> dict[str, Any]:
+def _named(arrays: object, gradients: object, rate: object) -> dict[str, Any]:
     """Names the arguments of an update."""
     return {"variables": arrays, "batch": [gradients, rate]}
 

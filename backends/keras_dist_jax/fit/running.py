@@ -273,7 +273,7 @@ class FitStep:
         # Eager operations run on this worker's devices only.
         self._is_local = eager and running.layout.is_global
 
-    def __call__(self, state: Any, data: Any) -> tuple[Any, Any]:
+    def __call__(self, state: object, data: object) -> tuple[Any, Any]:
         """Runs one step, as Keras' trainer calls it."""
         running = self._running
         if state is not running.token:
@@ -293,7 +293,7 @@ class FitStep:
             running.stepping = False
         return outputs, state
 
-    def _run(self, data: Any, donating: bool) -> Any:
+    def _run(self, data: object, donating: bool) -> Any:
         running, throttle = self._running, self._throttle
         last, layout = running.last, running.layout
         programs = self._donate if donating else self._keep

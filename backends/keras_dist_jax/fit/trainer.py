@@ -46,7 +46,7 @@ def stateless(model: keras.Model, name: str) -> StepFn:
 def _of_variables(
     model: keras.Model, name: str, method: Callable[[Any], Any]
 ) -> StepFn:
-    def step(state: Any, data: Any) -> tuple[Any, Any]:
+    def step(state: object, data: object) -> tuple[Any, Any]:
         groups = _variables(model, name)
         _check_lengths(model, name, groups, state)
         with _StateScope(groups, state) as scope:
@@ -170,7 +170,7 @@ class Trainer:
             return internals.with_divided_attention(step)
         return step
 
-    def trace_step(self, batch: Any) -> None:
+    def trace_step(self, batch: object) -> None:
         """Runs one step of `fit`; on a target, it is traced and noted."""
         running = self.running
         if not internals.compiles(running.model):

@@ -24,13 +24,13 @@ class Argument:
 
 
 def held_arrays(
-    nest: Any, layout: Layout
+    nest: object, layout: Layout
 ) -> tuple[Any, list[Argument], list[Any]]:
     """Returns the nest with placeholders, the placeholders, and the arrays."""
     leaves: list[Any] = []
     held: list[Argument] = []
 
-    def hold(leaf: Any) -> Any:
+    def hold(leaf: object) -> Any:
         if isinstance(leaf, jax.Array):
             leaves.append(leaf)
             held.append(Argument(False))

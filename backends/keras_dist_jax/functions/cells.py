@@ -52,7 +52,7 @@ def read(cell: jax.Ref) -> Any:
         return cell[...]
 
 
-def write(cell: jax.Ref, value: Any) -> None:
+def write(cell: jax.Ref, value: object) -> None:
     """Replaces what a cell has."""
     # Other dtypes would need traces of their own.
     value = lax.convert_element_type(jnp.asarray(value), cell.dtype)
@@ -67,7 +67,7 @@ class Cells(NamedTuple):
     written: dict[int, keras.Variable]
 
 
-def place_of(constant: Any) -> tuple[str, int]:
+def place_of(constant: object) -> tuple[str, int]:
     """Returns the role of a cell and the id of its variable; no role for what
     is no cell."""
     if isinstance(constant, jax.Ref) and hasattr(constant, "role"):

@@ -49,7 +49,7 @@ from keras_dist_jax.variables.bindings import Bindings
 
 def scanned(
     call: Callable[[Any], Any],
-    structure: Any,
+    structure: object,
     leaves: Sequence[Any],
     steps: int,
 ) -> Any:
@@ -224,7 +224,7 @@ class JaxCompiler(Compiler):
         except (UnevenError, NoRuleError):
             return super().scan(strategy, function, batches)
 
-        def stack(leaf: Any) -> Any:
+        def stack(leaf: object) -> Any:
             if leaf is None or isinstance(leaf, _STACKED):
                 return leaf
             return ops.stack([ops.convert_to_tensor(leaf)] * len(batches))
@@ -234,7 +234,7 @@ class JaxCompiler(Compiler):
     def _run(
         self,
         function: CompiledFunction,
-        mode: Any,
+        mode: object,
         strategy: RunsReplicas | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
@@ -351,7 +351,7 @@ class JaxCompiler(Compiler):
         joined.join()
         return joined
 
-    def _agree(self, nest: Any) -> None:
+    def _agree(self, nest: object) -> None:
         """Raises `UnevenError` if workers bring values of different shapes."""
         values = [
             leaf
@@ -369,7 +369,7 @@ class JaxCompiler(Compiler):
             raise UnevenError
 
 
-def _keep(program: Program, programs: dict[Any, Program], key: Any) -> None:
+def _keep(program: Program, programs: dict[Any, Program], key: object) -> None:
     """Keeps a program for as long as objects among its arguments live."""
 
     def drop(_: object) -> None:

@@ -49,7 +49,10 @@ def hook_global_seed(original: Callable[[], Any]) -> Callable[[], Any]:
 
 @as_hook
 def hook_cond(
-    original: Any, pred: Any, true_fn: Branch, false_fn: Branch
+    original: Callable[..., Any],
+    pred: object,
+    true_fn: Branch,
+    false_fn: Branch,
 ) -> Any:
     """Stands for the function that `keras.ops.cond` calls.
 
@@ -198,7 +201,7 @@ def _is_differentiated() -> bool:
     return isinstance(stateless_scope(), _Differentiated)
 
 
-def _first(value: Any, shift: Any) -> Any:
+def _first(value: object, shift: object) -> Any:
     return value
 
 
@@ -218,7 +221,7 @@ def _is_sharded(variable: keras.Variable) -> bool:
     return own is not None and own.is_sharded(variable)
 
 
-def _leaving(variable: keras.Variable, value: Any) -> TraceError:
+def _leaving(variable: keras.Variable, value: object) -> TraceError:
     return TraceError(
         f"Variable '{variable.path}' was assigned in a function that "
         "`jax.jit`, `jax.checkpoint`, `keras.RematScope` or a loop of JAX "
@@ -231,7 +234,7 @@ def _leaving(variable: keras.Variable, value: Any) -> TraceError:
     )
 
 
-def _value(below: Any, variable: keras.Variable) -> Any:
+def _value(below: object, variable: keras.Variable) -> Any:
     value = value_in(below, variable)
     if value is None:
         raise ValueError(
@@ -256,10 +259,10 @@ def summed_by(
     """
     summed = jax.custom_vjp(lambda value: add(replica(), value))
 
-    def forward(value: Any) -> tuple[Any, None]:
+    def forward(value: object) -> tuple[Any, None]:
         return summed(value), None
 
-    def backward(_: None, gradient: Any) -> tuple[Any]:
+    def backward(_: None, gradient: object) -> tuple[Any]:
         return (replica().all_sum(f"the gradient of {what}", gradient),)
 
     summed.defvjp(forward, backward)

@@ -185,7 +185,7 @@ class Program:
                         raise cause from error
                 raise_explained(error, self._name)
 
-    def _here(self, leaf: Any) -> Any:
+    def _here(self, leaf: object) -> Any:
         """Moves an argument from another device to those of the program."""
         if not isinstance(leaf, jax.Array) or len(leaf.devices()) > 1:
             return leaf
@@ -197,7 +197,7 @@ class Program:
             else jax.device_put(leaf, self._storage_layout)
         )
 
-    def _made_global(self, leaf: Any) -> Any:
+    def _made_global(self, leaf: object) -> Any:
         """Converts an argument to an array over the devices of all workers."""
         if not isinstance(leaf, jax.Array) or not leaf.is_fully_addressable:
             return leaf
@@ -372,7 +372,7 @@ def _shapes(leaves: list[Any]) -> list[Any]:
     ]
 
 
-def _named(donated: Any, others: Any, leaves: Any) -> dict[str, Any]:
+def _named(donated: object, others: object, leaves: object) -> dict[str, Any]:
     """Names the arguments of a program."""
     return {"variables": [donated, others], "batch": leaves}
 

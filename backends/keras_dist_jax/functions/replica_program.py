@@ -49,7 +49,7 @@ CUT, ON_EACH = PartitionSpec(AXIS), PartitionSpec()
 
 
 def over_replicas(
-    mesh: Mesh, fn: Callable[[list[Any]], Any], takes: Any, gives: Any
+    mesh: Mesh, fn: Callable[[list[Any]], Any], takes: object, gives: object
 ) -> Callable[[list[Any]], Any]:
     """Makes a function run for each replica, with its own arguments."""
     # The compiler divides what is along the other axes of the mesh.
@@ -80,7 +80,7 @@ def run_on_all(
     traced = body.traced(leaves)
     results = iter(traced.run(leaves))
 
-    def result(leaf: Any) -> Any:
+    def result(leaf: object) -> Any:
         if leaf is not RESULT:
             return leaf
         value = next(results)
@@ -285,7 +285,7 @@ class _Body:
         """Calls the function; returns its outline and tensors."""
         own = iter(leaves)
 
-        def argument(leaf: Any) -> Any:
+        def argument(leaf: object) -> Any:
             if not isinstance(leaf, Argument):
                 return leaf
             return leaf.of_replica(next(own))
@@ -293,7 +293,7 @@ class _Body:
         args, kwargs = map_nest(argument, self.arguments)
         results: list[Any] = []
 
-        def keep(leaf: Any) -> Any:
+        def keep(leaf: object) -> Any:
             if isinstance(leaf, keras.Variable):
                 leaf = leaf.value
             if not isinstance(leaf, ARRAY_TYPES):

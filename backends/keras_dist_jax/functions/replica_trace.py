@@ -160,7 +160,7 @@ class ReplicaTrace:
         """Returns this replica's part of a variable in parts."""
         return read(self._cell_of_shard(variable))
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         check_owner(variable, self.strategy)
         self.trace.has(variable)
         if self.is_sharded(variable):
@@ -168,12 +168,12 @@ class ReplicaTrace:
             self._make_whole(variable)
         write(self._cell_of_value(variable), value)
 
-    def write_shard(self, variable: keras.Variable, part: Any) -> None:
+    def write_shard(self, variable: keras.Variable, part: object) -> None:
         """Replaces this replica's part of a sharded variable."""
         self._note_assignment(variable, self.trace.inside.parts)
         write(self._cell_of_shard(variable), part)
 
-    def everyone(self, nest: Any) -> list[Any]:
+    def everyone(self, nest: object) -> list[Any]:
         """Gathers a nest of every replica; only tensors need a collective."""
         leaves, structure = jax.tree.flatten(nest)
         gathered = [*map(self._gather, leaves)]
@@ -182,7 +182,7 @@ class ReplicaTrace:
             for i in range(self.count)
         ]
 
-    def _gather(self, leaf: Any) -> list[Any]:
+    def _gather(self, leaf: object) -> list[Any]:
         if not isinstance(leaf, jax.Array):
             return [leaf] * self.count
         components = [leaf]
@@ -221,7 +221,7 @@ class ReplicaTrace:
             local = ops.true_divide(local, 1)  # integers have a float mean
         return self.collective(op, self.traced(local))
 
-    def collective(self, op: ReduceOp, nest: Any) -> Any:
+    def collective(self, op: ReduceOp, nest: object) -> Any:
         """Combines a nest of every replica's tensors, by one collective."""
         # The compiler refuses some collectives of one replica whose logical
         # devices share the tensor.
@@ -267,19 +267,19 @@ class TracedReplica(Replica):
         self._trace = trace
 
     def rendezvous(
-        self, what: str, fn: Callable[[list[Any]], T], value: Any
+        self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
         everyone = self._trace.everyone(value)
         with outside_replicas(), opened(self._trace.scope):
             return fn(everyone)
 
-    def all_sum(self, what: str, value: Any, total: Any = None) -> Any:
-        def add(replica: TracedReplica, value: Any) -> Any:
+    def all_sum(self, what: str, value: object, total: object = None) -> Any:
+        def add(replica: TracedReplica, value: object) -> Any:
             return replica.all_reduce(what, value) if total is None else total
 
         return summed_by(_traced_replica, what, add)(value)
 
-    def all_reduce(self, what: str, value: Any) -> Any:
+    def all_reduce(self, what: str, value: object) -> Any:
         trace, layout = self._trace, self._trace.layout
         # The replicas of a worker are traced with one integer for all; workers
         # of one device each may have different ones.
@@ -288,14 +288,14 @@ class TracedReplica(Replica):
             return value * trace.count
         return trace.collective(ReduceOp.SUM, trace.traced(value))
 
-    def all_gather(self, what: str, value: Any, axis: int) -> Any:
+    def all_gather(self, what: str, value: object, axis: int) -> Any:
         along = check_gather([value] * self._trace.count, axis)
         if self._trace.count == 1:
             return value
         return lax.all_gather(value, AXIS, axis=along, tiled=True)
 
-    def own(self, nest: Any) -> Any:
-        def pick(leaf: Any) -> Any:
+    def own(self, nest: object) -> Any:
+        def pick(leaf: object) -> Any:
             if isinstance(leaf, Local):
                 return leaf.local
             if not isinstance(leaf, PerReplica):
@@ -314,7 +314,7 @@ class TracedReplica(Replica):
     def read(self, variable: keras.Variable) -> Any:
         return self._trace.read(variable)
 
-    def hold(self, variable: keras.Variable, value: Any) -> Any:
+    def hold(self, variable: keras.Variable, value: object) -> Any:
         return value
 
 
@@ -374,7 +374,7 @@ class TracedCall(ReplicaCall):
     def read(self, variable: keras.Variable) -> Any:
         return self._trace.read(variable)
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         self._trace.write(variable, value)
 
     def of_its_own(self, values: list[Any]) -> list[Any]:

@@ -27,7 +27,7 @@ class ShardUpdates(TracedRunner, UpdatesShards):
 
     def update_shards(
         self,
-        optimizer: Any,
+        optimizer: keras.Optimizer,
         gradients: Sequence[Sequence[Any]],
         weights: Sequence[Any],
         variables: Sequence[keras.Variable] | None,
@@ -98,7 +98,7 @@ class ShardUpdates(TracedRunner, UpdatesShards):
         return own.own_shard(self._trace.read(variable))
 
     def _keep(
-        self, variable: keras.Variable, own: Shards | None, value: Any
+        self, variable: keras.Variable, own: Shards | None, value: object
     ) -> None:
         if own is None:
             self._trace.write(variable, value)

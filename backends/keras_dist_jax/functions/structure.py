@@ -54,7 +54,7 @@ def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
     return type(nest), tuple(found)
 
 
-def _other(item: Any, leaves: list[Any], join: Join) -> Any:
+def _other(item: object, leaves: list[Any], join: Join) -> Any:
     if isinstance(item, jax.core.Tracer):
         raise IsTracedError
     if isinstance(item, _ARRAYS):
@@ -117,7 +117,7 @@ class _Static:
         return hash(self._held) if self.id is None else self.id
 
 
-def objects_in(structure: Any) -> Iterator[Any]:
+def objects_in(structure: object) -> Iterator[Any]:
     """Yields the objects of a structure that it does not keep alive."""
     if isinstance(structure, _Static):
         if structure.id is not None:
@@ -180,11 +180,11 @@ class Joined:
 ARRAY = object()
 
 
-def packed(nest: Any) -> tuple[list[Any], Any]:
+def packed(nest: object) -> tuple[list[Any], Any]:
     """Splits a result into the arrays that a program gives and an outline."""
     arrays: list[Any] = []
 
-    def pack(leaf: Any) -> Any:
+    def pack(leaf: object) -> Any:
         if isinstance(leaf, keras.Variable):
             leaf = leaf.value
         if isinstance(leaf, JoinedPerReplica):
@@ -204,7 +204,7 @@ def packed(nest: Any) -> tuple[list[Any], Any]:
     return arrays, map_nest(pack, nest)
 
 
-def marks_of(outline: Any) -> list[Any]:
+def marks_of(outline: object) -> list[Any]:
     """Returns the placeholder of each array of an outline, in order."""
     return [
         leaf
@@ -213,7 +213,7 @@ def marks_of(outline: Any) -> list[Any]:
     ]
 
 
-def unpacked(outline: Any, arrays: list[Any]) -> Any:
+def unpacked(outline: object, arrays: list[Any]) -> Any:
     """Rebuilds a result from the outline and the program's arrays."""
     # The most common results, without the calls of `map_nest`.
     if outline.__class__ is Joined:
@@ -222,7 +222,7 @@ def unpacked(outline: Any, arrays: list[Any]) -> Any:
         return arrays[0]
     rest = iter(arrays)
 
-    def unpack(leaf: Any) -> Any:
+    def unpack(leaf: object) -> Any:
         if leaf is ARRAY:
             return next(rest)
         if leaf.__class__ is Joined:
@@ -232,7 +232,7 @@ def unpacked(outline: Any, arrays: list[Any]) -> Any:
     return map_nest(unpack, outline)
 
 
-def check_constant(value: Any) -> None:
+def check_constant(value: object) -> None:
     """Raises `TraceError` if an object would take a tensor out of its trace."""
     if any(isinstance(each, jax.core.Tracer) for each in held_in(value)):
         refuse_result(value)

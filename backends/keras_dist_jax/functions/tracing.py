@@ -97,7 +97,7 @@ class Trace:
             return shards.shards_of(variable).whole(array)
         return array
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         """Sets a variable's value, with a replica axis if replicas differ."""
         self.has(variable)
         if shards.is_sharded(variable):
@@ -110,7 +110,7 @@ class Trace:
 TAKEN = "taken"
 
 
-def taken_cell(variable: Any) -> jax.Ref:
+def taken_cell(variable: keras.Variable) -> jax.Ref:
     """Returns the cell of what programs take of a variable."""
     shape = tuple(variable.shape)
     if shards.is_sharded(variable):
@@ -154,7 +154,7 @@ class TraceScope(Overlay):
         """Does nothing: the scope keeps no values."""
 
 
-def combined(variable: Any, values: Iterable[Any]) -> Any:
+def combined(variable: keras.Variable, values: Iterable[Any]) -> Any:
     """Combines replicas' values of a variable for cross-replica context."""
     values = list(values)
     if variable.aggregation not in ("sum", "mean"):

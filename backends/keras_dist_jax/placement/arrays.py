@@ -48,7 +48,7 @@ def copy_shared(
             arrays[index] = copy_of(arrays[index])
 
 
-def copy_of(array: Any) -> Any:
+def copy_of(array: jax.Array) -> Any:
     """Copies an array into new buffers; a committed one stays so."""
     if is_described(array):
         return array
@@ -83,11 +83,11 @@ def to_host(arrays: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-def _is_on_host(array: Any) -> bool:
+def _is_on_host(array: jax.Array) -> bool:
     return all(device.platform == "cpu" for device in array.devices())
 
 
-def bytes_here(array: Any) -> int:
+def bytes_here(array: jax.Array) -> int:
     """Returns the bytes that `to_host` would copy of an array."""
     if is_described(array) or array.is_fully_replicated:
         size: int = math.prod(array.shape) * array.dtype.itemsize
@@ -96,13 +96,13 @@ def bytes_here(array: Any) -> int:
     return sum(places.values())
 
 
-def axis_of(array: Any) -> int | None:
+def axis_of(array: jax.Array) -> int | None:
     """Returns the axis that replicas divide; `None` if each has the others."""
     axes = enumerate(array.sharding.spec)
     return next((axis for axis, names in axes if AXIS in (names or ())), None)
 
 
-def own_shard(array: Any) -> np.ndarray[Any, Any]:
+def own_shard(array: jax.Array) -> np.ndarray[Any, Any]:
     """Copies the part on this worker's devices to host memory."""
     shards = {
         tuple(place.start or 0 for place in shard.index): shard.data

@@ -27,7 +27,7 @@ def rows_to_cut(leaves: Sequence[Any], parts: int) -> int | None:
     return None if rows is None or rows < parts else rows
 
 
-def tell_if_unequal(data: Any, unequal: UnequalLengths) -> None:
+def tell_if_unequal(data: object, unequal: UnequalLengths) -> None:
     """Reports arrays of different lengths: such a batch is not split."""
     leaves = jax.tree.leaves(data, is_leaf=_is_sparse)
     if any(map(_is_sparse, leaves)):
@@ -39,7 +39,7 @@ def tell_if_unequal(data: Any, unequal: UnequalLengths) -> None:
         unequal.tell(lengths, on_each=True)
 
 
-def _is_sparse(leaf: Any) -> bool:
+def _is_sparse(leaf: object) -> bool:
     return isinstance(leaf, JAXSparse)
 
 
@@ -48,7 +48,7 @@ def share_of(rows: int, parts: int) -> int:
     return -(-rows // parts)
 
 
-def shares(batch: Any, parts: int) -> list[range]:
+def shares(batch: object, parts: int) -> list[range]:
     """Returns the range of a batch's rows on each of `parts` devices."""
     leaves = jax.tree.leaves(batch)
     rows = rows_to_cut(leaves, parts)
@@ -75,7 +75,7 @@ class ShardsBatches(Protocol):
         """Repeats each replica's value for each of its devices."""
 
 
-def put_sharded(leaf: Any, layout: ShardsBatches) -> Any:
+def put_sharded(leaf: object, layout: ShardsBatches) -> Any:
     """Puts this worker's shares of an array's rows on its devices."""
     # Each worker has all rows. They are padded with zeros to a multiple of
     # the number of all workers' replicas.
@@ -108,7 +108,7 @@ def put_whole(leaf: Any, sharding: Any, devices: Sequence[Any]) -> Any:
     return from_shards(aval, sharding, [array] * len(devices), devices)
 
 
-def _padded(array: Any, rows: int) -> Any:
+def _padded(array: jax.Array, rows: int) -> Any:
     missing = rows - array.shape[0]
     if not missing:
         return array
@@ -116,7 +116,7 @@ def _padded(array: Any, rows: int) -> Any:
     return np.concatenate([np.asarray(array), zeros])
 
 
-def unpad(data: Any, rows: int, sharding: Any) -> Any:
+def unpad(data: object, rows: int, sharding: object) -> Any:
     """Removes the padding rows of a batch inside of a trace."""
     # The step sees the true shapes, so nothing needs a mask. The constraint
     # keeps the rows where they are, in shares that are not quite equal.
@@ -125,7 +125,7 @@ def unpad(data: Any, rows: int, sharding: Any) -> Any:
     )
 
 
-def as_array(leaf: Any) -> Any:
+def as_array(leaf: object) -> Any:
     """Converts a leaf to a NumPy array of a dtype that JAX has."""
     if type(leaf) is not np.ndarray:
         if is_described(leaf):

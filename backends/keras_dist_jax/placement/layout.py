@@ -81,37 +81,37 @@ class Layout(ABC):
         each = range(self.num_logical)
         return [value for value in values for _ in each]
 
-    def holds(self, array: Any) -> bool:
+    def holds(self, array: jax.Array) -> bool:
         """Tells whether an array lies on this layout already."""
         sharding = getattr(array, "sharding", None)
         return sharding is self.sharding or sharding == self.sharding
 
-    def place(self, array: Any) -> Any:
+    def place(self, array: jax.Array) -> Any:
         """Puts an array on this layout; the result may share its buffers."""
         if is_described(array):
             return described(array, self.sharding)
         return jax.device_put(array, self.sharding)
 
-    def to_global(self, array: Any) -> Any:
+    def to_global(self, array: jax.Array) -> Any:
         """Converts a variable's array to the one that programs take."""
         return array
 
-    def to_local(self, array: Any) -> Any:
+    def to_local(self, array: jax.Array) -> Any:
         """Converts an array that a program gave to a variable's array."""
         return array
 
-    def result(self, array: Any) -> Any:
+    def result(self, array: jax.Array) -> Any:
         """Converts an array that a program gave to the one that users get."""
         return array
 
-    def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
+    def on_host(self, array: jax.Array, name: str) -> np.ndarray[Any, Any]:
         """Copies a sharded array to host memory, with all workers' parts.
 
         All workers have to read the array of the same name.
         """
         return arrays.own_shard(array)
 
-    def chiefs(self, value: Any, name: str) -> Any:
+    def chiefs(self, value: object, name: str) -> Any:
         """Returns the chief's value, for all workers to assign."""
         return value
 
@@ -150,7 +150,7 @@ class Layout(ABC):
         # step constrains those of the new state.
         state = None if is_sharded else replicated
 
-        def on(batch: Any) -> Callable[..., Any]:
+        def on(batch: object) -> Callable[..., Any]:
             compiled: Callable[..., Any] = jit(
                 _with_rows(step, self.unpad, self.uneven),
                 _named,
@@ -167,7 +167,7 @@ class Layout(ABC):
         """Converts a step to one for a batch in unequal shares."""
         return step
 
-    def unpad(self, data: Any, rows: int | None) -> Any:
+    def unpad(self, data: object, rows: int | None) -> Any:
         """Removes the padding rows of a sharded batch inside of a trace."""
         return data if rows is None else batches.unpad(data, rows, self.sharded)
 
@@ -176,11 +176,11 @@ class Layout(ABC):
         call = _with_rows(step, lambda data, rows: data, lambda step: step)
         return Programs(call, call)
 
-    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
+    def put_batch(self, data: object) -> tuple[bool, Any, int | None]:
         """Returns whether a batch is sharded, it, and its rows if padded."""
         return False, data, None
 
-    def put_whole(self, data: Any) -> Any:
+    def put_whole(self, data: object) -> Any:
         """Puts a batch on each of this worker's devices, for eager steps."""
         return data
 
@@ -197,7 +197,7 @@ def _with_rows(
 ) -> Any:
     """Makes a function of (state, batch, rows) of a step."""
 
-    def call(state: Any, data: Any, rows: int | None) -> tuple[Any, Any]:
+    def call(state: object, data: object, rows: int | None) -> tuple[Any, Any]:
         run = step if rows is None else uneven(step)
         return run(state, unpad(data, rows))
 
@@ -205,7 +205,7 @@ def _with_rows(
     return call
 
 
-def default_device(device: Any) -> contextlib.AbstractContextManager[Any]:
+def default_device(device: object) -> contextlib.AbstractContextManager[Any]:
     """Makes a device JAX's default, unless it is already."""
     current = jax.config.jax_default_device or jax.local_devices()[0]
     if device == current or is_elsewhere(device):
@@ -220,7 +220,7 @@ class SingleLayout(Layout):
     def __init__(self, device: Any) -> None:
         super().__init__((device,), SingleDeviceSharding(device))
 
-    def holds(self, array: Any) -> bool:
+    def holds(self, array: jax.Array) -> bool:
         # JAX compiles one program for committed inputs and another one for
         # uncommitted ones.
         return super().holds(array) and array.committed
@@ -256,7 +256,7 @@ class MeshLayout(Layout):
             host = self.devices[0]
         return default_device(self.devices[0] if self.one_at_a_time else host)
 
-    def put_batch(self, data: Any) -> tuple[bool, Any, int | None]:
+    def put_batch(self, data: object) -> tuple[bool, Any, int | None]:
         leaves, structure = jax.tree.flatten(data)
         rows = batches.rows_to_cut(leaves, self.num_replicas)
         if rows is None:
@@ -270,7 +270,7 @@ class MeshLayout(Layout):
         found = [batches.put_sharded(leaf, self) for leaf in leaves]
         return True, structure.unflatten(found), rows if rows % count else None
 
-    def put_whole(self, data: Any) -> Any:
+    def put_whole(self, data: object) -> Any:
         # Cut ones would need a collective for each operation.
         return jax.tree.map(
             lambda x: batches.put_whole(x, self.sharding, self.holders), data
@@ -317,14 +317,14 @@ class WideLayout(MeshLayout):
         self.first = worker * len(own)
         self._workers = workers
 
-    def holds(self, array: Any) -> bool:
+    def holds(self, array: jax.Array) -> bool:
         return super().holds(array) and array.committed
 
-    def place(self, array: Any) -> Any:
+    def place(self, array: jax.Array) -> Any:
         # Arrays that are divided over the workers stay as they are.
         return super().place(array) if _is_local(array) else array
 
-    def to_global(self, array: Any) -> Any:
+    def to_global(self, array: jax.Array) -> Any:
         if is_described(array):
             is_own = array.sharding == self.sharding
             return described(array, self.replicated) if is_own else array
@@ -334,7 +334,7 @@ class WideLayout(MeshLayout):
             array.shape, self.replicated, self._copies(array)
         )
 
-    def to_local(self, array: Any) -> Any:
+    def to_local(self, array: jax.Array) -> Any:
         if _is_local(array) or not array.is_fully_replicated:
             return array
         own = self._copies(array)
@@ -344,16 +344,16 @@ class WideLayout(MeshLayout):
             array.shape, self.sharding, own
         )
 
-    def _copies(self, array: Any) -> list[Any]:
+    def _copies(self, array: jax.Array) -> list[Any]:
         shards = {s.device: s.data for s in array.addressable_shards}
         return [shards[device] for device in self.holders]
 
-    def result(self, array: Any) -> Any:
+    def result(self, array: jax.Array) -> Any:
         if _is_local(array) or not array.is_fully_replicated:
             return array
         return array.addressable_data(0)
 
-    def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
+    def on_host(self, array: jax.Array, name: str) -> np.ndarray[Any, Any]:
         jax.block_until_ready(array)
         axis, part = arrays.axis_of(array), arrays.own_shard(array)
         if axis is None:  # each worker has all of it
@@ -362,7 +362,7 @@ class WideLayout(MeshLayout):
         found = self._workers.gather([part])
         return np.concatenate([np.asarray(own) for (own,) in found], axis)
 
-    def chiefs(self, value: Any, name: str) -> Any:
+    def chiefs(self, value: object, name: str) -> Any:
         self._workers.barrier(f"an assignment of {name}")
         return self._workers.broadcast([value])[0]
 
@@ -389,18 +389,18 @@ class WideLayout(MeshLayout):
 _EVEN = "_keras_dist_even"
 
 
-def mark_even(array: Any) -> None:
+def mark_even(array: jax.Array) -> None:
     """Notes that an array has equal shapes on all workers."""
     if isinstance(array, jax.Array):
         setattr(array, _EVEN, True)
 
 
-def is_even(array: Any) -> bool:
+def is_even(array: jax.Array) -> bool:
     """Tells whether an array is known to have equal shapes on all workers."""
     return hasattr(array, _EVEN)
 
 
-def _is_local(array: Any) -> bool:
+def _is_local(array: jax.Array) -> bool:
     return not isinstance(array, jax.Array) or array.is_fully_addressable
 
 

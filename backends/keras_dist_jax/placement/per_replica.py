@@ -89,7 +89,7 @@ def check_equal(parts: Sequence[Any]) -> None:
 class Local(PerReplica):
     """A per-replica value in a program, and this replica's own component."""
 
-    def __init__(self, local: Any, values: Sequence[Any]) -> None:
+    def __init__(self, local: object, values: Sequence[Any]) -> None:
         super().__init__(values)
         self.local = local
 

@@ -59,7 +59,7 @@ def is_collective(equation: Any) -> bool:
     return AXIS in names and equation.primitive.name not in _MEET_NOBODY
 
 
-def meets_inside(equation: Any) -> bool:
+def meets_inside(equation: object) -> bool:
     """Tells whether the programs of an equation have a collective."""
     return any(
         is_collective(each) or meets_inside(each)
@@ -68,7 +68,7 @@ def meets_inside(equation: Any) -> bool:
     )
 
 
-def collectives(program: Any) -> list[str]:
+def collectives(program: object) -> list[str]:
     """Describes the collectives of a program, also of those inside of it."""
     found = []
     for equation in opened(program).eqns:
@@ -87,11 +87,11 @@ def calls_back(equation: Any) -> bool:
     )
 
 
-def has_callbacks(program: Any) -> bool:
+def has_callbacks(program: object) -> bool:
     return any(map(calls_back, opened(program).eqns))
 
 
-def has_cells_in_derivatives(program: Any) -> bool:
+def has_cells_in_derivatives(program: object) -> bool:
     """Tells whether a function with a derivative of its own uses a mutable
     array, which JAX has no rule for."""
     return any(
@@ -104,7 +104,7 @@ def has_cells_in_derivatives(program: Any) -> bool:
     )
 
 
-def has_checkpoint(program: Any) -> bool:
+def has_checkpoint(program: object) -> bool:
     """Tells whether a part of a program is computed again for gradients."""
     return any(
         equation.primitive.name in _CHECKPOINTS
@@ -125,7 +125,7 @@ def live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
     return found[::-1]
 
 
-def value_of(atom: Any, values: Mapping[Any, Any]) -> Any:
+def value_of(atom: object, values: Mapping[Any, Any]) -> Any:
     """Returns the value of a literal, or of a variable."""
     return atom.val if isinstance(atom, Literal) else values[atom]
 
@@ -143,7 +143,7 @@ def rewritten(
     # By id: each program that was met, and what it became.
     met: dict[int, tuple[Any, Any]] = {}
 
-    def param(value: Any) -> Any:
+    def param(value: object) -> Any:
         if is_program(value):
             return whole(value)
         if not isinstance(value, (tuple, list)):
@@ -164,7 +164,7 @@ def rewritten(
             equation = equation.replace(params=params)
         return change(equation)
 
-    def whole(program: Any) -> Any:
+    def whole(program: object) -> Any:
         if id(program) not in met:
             before = opened(program).eqns
             after = [*map(replaced, arrange(opened(program)))]
@@ -237,7 +237,7 @@ _WRITES = {"swap", "addupdate"}
 
 
 def differing(
-    program: Any, arguments: Sequence[bool], constants: Sequence[bool] = ()
+    program: object, arguments: Sequence[bool], constants: Sequence[bool] = ()
 ) -> tuple[list[bool], list[bool]]:
     """Tells for each output whether it may differ between replicas, and for
     each argument whether it may do so in the end: it can be a mutable array.
@@ -254,7 +254,7 @@ def differing(
         if own
     }
 
-    def differs(atom: Any) -> bool:
+    def differs(atom: object) -> bool:
         return not isinstance(atom, Literal) and atom in found
 
     for equation in jaxpr.eqns:

@@ -23,7 +23,7 @@ from keras_dist_jax.programs.jaxprs import variables
 _WIDE = 4
 
 
-def untransposed(program: Any) -> Any:
+def untransposed(program: object) -> Any:
     """Swaps the operands of products that are only used transposed."""
     return rewritten(program, arrange=_arranged)
 

@@ -31,7 +31,7 @@ def with_whole_rows(program: Any, mesh: Mesh) -> Any:
         if divided is None:
             return equation
 
-        def whole(array: Any, axes: Collection[int]) -> Any:
+        def whole(array: jax.Array, axes: Collection[int]) -> Any:
             if len(axes) == array.ndim:
                 return array
             spec = [_ANY if i in axes else None for i in range(array.ndim)]

@@ -51,7 +51,7 @@ class ChiefsRequests:
         self._meet(_READ, self._places[id(variable)])
         return shards.gathered_on_host(variable)
 
-    def write(self, variable: keras.Variable, value: Any) -> None:
+    def write(self, variable: keras.Variable, value: object) -> None:
         """Replaces a variable's whole value, on the chief."""
         self._meet(_WRITE, self._places[id(variable)])
         self._take(variable, value)
@@ -66,7 +66,7 @@ class ChiefsRequests:
             self._take(variable, np.empty(variable.shape, dtype))
         return what != _END
 
-    def _take(self, variable: keras.Variable, value: Any) -> None:
+    def _take(self, variable: keras.Variable, value: object) -> None:
         """Gives each worker its part of the chief's value."""
         (value,) = self._workers.broadcast([value])
         shards.set_array(variable, shards.shards_of(variable).put(value))

@@ -39,7 +39,7 @@ class InitialValues:
         self._workers = workers
         self._programs: dict[Any, Any] = {}
 
-    def make(self, variable: keras.Variable, initializer: Any) -> bool:
+    def make(self, variable: keras.Variable, initializer: object) -> bool:
         """Initializes a variable in parts; false if it has none, or for other
         initializers."""
         own = self._sharding.shards_for(variable)
@@ -87,14 +87,14 @@ class InitialValues:
 class _Seed(keras.random.SeedGenerator):
     """Stands for an initializer's seed while its program is traced."""
 
-    def __init__(self, key: Any) -> None:  # without a variable
+    def __init__(self, key: object) -> None:  # without a variable
         self._key = key
 
     def next(self, ordered: bool = True) -> Any:
         return self._key
 
 
-def _is_known(initializer: Any) -> bool:
+def _is_known(initializer: object) -> bool:
     """Tells whether a program can run an initializer of Keras'."""
     is_constant = type(initializer) in (initializers.Zeros, initializers.Ones)
     is_random = hasattr(initializer, "seed")
@@ -102,7 +102,7 @@ def _is_known(initializer: Any) -> bool:
     return is_own and (is_constant or is_random) and current_machine() is None
 
 
-def _key_of(initializer: Any) -> tuple[int, ...]:
+def _key_of(initializer: object) -> tuple[int, ...]:
     if not hasattr(initializer, "seed"):
         return _NO_KEY
     drawn = internals.draw_seed(initializer.seed)
@@ -117,14 +117,14 @@ def _program(own: Shards, initializer: Any, dtype: Any) -> Callable[..., Any]:
         value = its(own.shape, dtype=dtype)
         return own.stored(ops.convert_to_tensor(value, dtype=dtype))
 
-    def named(key: Any) -> dict[str, Any]:
+    def named(key: object) -> dict[str, Any]:
         return {"batch": key}
 
     program: Callable[..., Any] = jit(start, named, out_shardings=own.sharding)
     return program
 
 
-def make_sharded(variable: keras.Variable, initializer: Any) -> bool:
+def make_sharded(variable: keras.Variable, initializer: object) -> bool:
     """Initializes a variable of a strategy that shards it, in parts."""
     owner = vars(variable).get("distribute_strategy")
     if owner is None and in_cross_replica_context():

@@ -43,14 +43,14 @@ def noting() -> Any:
     return replaced(_reads, noted={})
 
 
-def note(gathered: Any, parts: Any, own: Shards) -> Any:
+def note(gathered: object, parts: object, own: Shards) -> Any:
     """Notes that a value was gathered from parts; returns the value."""
     if _reads.noted is not None:
         _reads.noted[id(gathered)] = gathered, parts, own
     return gathered
 
 
-def at_read(value: Any) -> contextlib.AbstractContextManager[Any]:
+def at_read(value: object) -> contextlib.AbstractContextManager[Any]:
     """Returns the context in which to gather a value.
 
     In a scan, that is around the scan: each step would gather, and scatter the
@@ -80,8 +80,8 @@ def hook_scan(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scan(
         f: Callable[..., Any],
-        init: Any,
-        xs: Any = None,
+        init: object,
+        xs: object = None,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
@@ -99,7 +99,7 @@ def hook_scan(original: Callable[..., Any]) -> Callable[..., Any]:
             for leaf, each, own in zip(leaves, found, slices, strict=True)
         ]
 
-        def step(carry: Any, x: Any) -> Any:
+        def step(carry: object, x: object) -> Any:
             own = [
                 _gathered(part, each) if each else part
                 for part, each in zip(jax.tree.leaves(x), slices, strict=True)
@@ -138,7 +138,7 @@ def _within(fn: Callable[..., Any], **flags: bool) -> Callable[..., Any]:
     return within
 
 
-def _has_checkpoint(f: Callable[..., Any], init: Any, xs: Any) -> bool:
+def _has_checkpoint(f: Callable[..., Any], init: object, xs: object) -> bool:
     """Tells whether a step computes something again in the backward pass."""
     x = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), xs
@@ -146,7 +146,7 @@ def _has_checkpoint(f: Callable[..., Any], init: Any, xs: Any) -> bool:
     return jaxprs.has_checkpoint(jax.make_jaxpr(f)(init, x))
 
 
-def _gathered(part: Any, own: Shards) -> Any:
+def _gathered(part: object, own: Shards) -> Any:
     gathered = jax.lax.with_sharding_constraint(own.constrained(part), own.used)
     return checkpoint_name(gathered, _GATHERED)
 

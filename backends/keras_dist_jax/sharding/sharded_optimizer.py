@@ -326,7 +326,7 @@ class ShardedOptimizer:
         return ops.equal(totals[0], 0.0)
 
 
-def _another(optimizer: Any) -> Any:
+def _another(optimizer: keras.Optimizer) -> Any:
     """Returns an optimizer of the same class and settings, not built."""
     rate = learning_rate_of(optimizer)
     # A config can't hold every function, and the value of a variable is passed
@@ -357,7 +357,7 @@ def _is_on(limit: float | None) -> bool:
     return limit is not None and limit > 0
 
 
-def _sum_of(tensor: Any) -> Any:
+def _sum_of(tensor: object) -> Any:
     return ops.sum(ops.cast(tensor, "float32"))
 
 

@@ -66,7 +66,7 @@ class Sharding:
         return Shards(shape, self.layout, axes, over_replicas)
 
     def creating_beside(
-        self, reference: Any
+        self, reference: keras.Variable | None
     ) -> contextlib.AbstractContextManager[None]:
         """Returns the context in which a reference variable's slot is made."""
         return replaced(self._creating, reference=reference)
@@ -80,7 +80,7 @@ class Sharding:
         if self._plan.shards_optimizer and is_alike:
             shards.mark_slot(variable)
 
-    def shard_state(self, optimizer: Any) -> None:
+    def shard_state(self, optimizer: keras.Optimizer) -> None:
         """Shards the variables that a built optimizer has for others."""
         trained = internals.trained_by(optimizer)
         # Those that were made outside of the scope have no axes yet.
@@ -114,7 +114,7 @@ class Sharding:
             return shards.shards_of(variable)
         return None
 
-    def sharded(self, optimizer: Any) -> ShardedOptimizer:
+    def sharded(self, optimizer: keras.Optimizer) -> ShardedOptimizer:
         """Returns the optimizer of the parts of a function's replicas."""
         found = vars(optimizer).get(_SHARDED)
         if (
@@ -211,7 +211,7 @@ class Sharding:
 
     def applied(
         self,
-        optimizer: Any,
+        optimizer: keras.Optimizer,
         state: Sequence[keras.Variable],
         values: Sequence[Any],
         gradients: Sequence[Any],
@@ -230,7 +230,7 @@ class Sharding:
 
 
 def state_of(
-    optimizer: Any, variables: Sequence[keras.Variable]
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
     """Returns all variables that an update may read or write."""
     own = [
@@ -275,7 +275,7 @@ class ConstrainedUpdates(Updates):
             for variable in trained:
                 variable.assign(self._kept(variable, variable.value))
 
-    def _part(self, variable: keras.Variable, value: Any) -> Any:
+    def _part(self, variable: keras.Variable, value: object) -> Any:
         """Divides a variable's value or gradient as its update is."""
         if not isinstance(value, jax.core.Tracer):
             return value
@@ -286,7 +286,7 @@ class ConstrainedUpdates(Updates):
         own = self._sharding.update_shards(variable)
         return value if own is None else own.constrained(value)
 
-    def _kept(self, variable: keras.Variable, value: Any) -> Any:
+    def _kept(self, variable: keras.Variable, value: object) -> Any:
         """Divides a variable's new value as the variable is."""
         if not isinstance(value, jax.core.Tracer):
             return value
@@ -294,7 +294,7 @@ class ConstrainedUpdates(Updates):
             return shards.shards_of(variable).constrained(value)
         return self._whole(value)
 
-    def _whole(self, value: Any) -> Any:
+    def _whole(self, value: object) -> Any:
         whole = self._sharding.layout.replicated
         return jax.lax.with_sharding_constraint(value, whole)
 
@@ -317,12 +317,12 @@ def is_in_step() -> bool:
     return _reading.gathers
 
 
-def _is_traced(nest: Any) -> bool:
+def _is_traced(nest: object) -> bool:
     leaves = jax.tree.leaves(nest)
     return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
 
 
-def used(variable: keras.Variable, value: Any) -> Any:
+def used(variable: keras.Variable, value: object) -> Any:
     """Gathers a sharded variable where the step that is traced uses it.
 
     Its parts on logical devices stay there, and the gradient goes back to the
@@ -341,7 +341,7 @@ def used(variable: keras.Variable, value: Any) -> Any:
     return scans.note(gathered, parts, own)
 
 
-def value_in(variable: keras.Variable, array: Any) -> Any:
+def value_in(variable: keras.Variable, array: jax.Array) -> Any:
     """Returns a variable's value in a step, from the state's array."""
     if not shards.is_sharded(variable):
         return array
@@ -351,7 +351,7 @@ def value_in(variable: keras.Variable, array: Any) -> Any:
     return own.placed(own.on_host(array, variable.path))
 
 
-def array_in(variable: keras.Variable, value: Any, layout: Layout) -> Any:
+def array_in(variable: keras.Variable, value: object, layout: Layout) -> Any:
     """Returns the state's array of a new value, with its sharding."""
     sharding = layout.replicated
     is_traced = isinstance(value, jax.core.Tracer)

@@ -106,15 +106,15 @@ class Shards:
         pairs = zip(self.stored_shape, value.shape, strict=True)
         return library.pad(value, [(0, more - size) for more, size in pairs])
 
-    def whole(self, array: Any) -> Any:
+    def whole(self, array: jax.Array) -> Any:
         """Converts an array, traced or of the host, to the whole value."""
         return self.constrained(self._cut(array))
 
-    def _cut(self, array: Any) -> Any:
+    def _cut(self, array: jax.Array) -> Any:
         own = tuple(slice(size) for size in self.shape or (1,))
         return array[own].reshape(self.shape)
 
-    def constrained(self, value: Any) -> Any:
+    def constrained(self, value: object) -> Any:
         """Shards a traced whole value; a scalar is left as it is."""
         if not self.shape or not isinstance(value, jax.core.Tracer):
             return value
@@ -126,19 +126,19 @@ class Shards:
         assert self._axis is not None
         return PartitionSpec(*[None] * self._axis, AXIS)
 
-    def gathered(self, part: Any) -> Any:
+    def gathered(self, part: object) -> Any:
         """Gathers the parts that replicas have in a function."""
         assert self._axis is not None
         array = jax.lax.all_gather(part, AXIS, axis=self._axis, tiled=True)
         return self._cut(array)
 
-    def scattered(self, value: Any) -> Any:
+    def scattered(self, value: object) -> Any:
         """Sums replicas' own whole values in a function; returns a part."""
         return jax.lax.psum_scatter(
             self.stored(value), AXIS, scatter_dimension=self._axis, tiled=True
         )
 
-    def own_shard(self, value: Any) -> Any:
+    def own_shard(self, value: object) -> Any:
         """Returns a replica's part of a whole value in a function."""
         assert self._axis is not None
         size = self.replica_shard.shard_shape[self._axis]
@@ -156,14 +156,14 @@ class Shards:
             return None
         return Shards(self.shape[1:], self.layout, self._axes[1:])
 
-    def on_host(self, array: Any, name: str) -> np.ndarray[Any, Any]:
+    def on_host(self, array: jax.Array, name: str) -> np.ndarray[Any, Any]:
         """Returns the whole value of an array, in host memory."""
         found: np.ndarray[Any, Any] = self.whole(
             self.layout.on_host(array, name)
         )
         return found
 
-    def placed(self, value: Any) -> Any:
+    def placed(self, value: object) -> Any:
         """Puts a whole value on the layout's devices."""
         with eagerly():
             return self.layout.place(value)
@@ -189,7 +189,7 @@ class Shards:
         shape, axis = self.stored_shape, self._axis
         places = self.sharding.addressable_devices_indices_map(shape)
 
-        def part_on(device: Any) -> Any:
+        def part_on(device: object) -> Any:
             place = [*places[device]]
             if axis is not None and first:
                 ends = place[axis]
@@ -244,7 +244,7 @@ def split(variable: keras.Variable, own: Shards) -> None:
         begin(variable, own, own.put(value))
 
 
-def begin(variable: keras.Variable, own: Shards, array: Any) -> None:
+def begin(variable: keras.Variable, own: Shards, array: jax.Array) -> None:
     """Gives a variable its array in parts."""
     attributes = vars(variable)
     attributes[_SHARDS], attributes[STORED] = own, array
@@ -278,7 +278,7 @@ def value_of(variable: keras.Variable) -> Any:
     return None if value is None else shards_of(variable).placed(value)
 
 
-def set_value(variable: keras.Variable, value: Any) -> None:
+def set_value(variable: keras.Variable, value: object) -> None:
     """Replaces the whole value of a sharded variable; `None` empties it."""
     shards = shards_of(variable)
     if value is None:
@@ -290,7 +290,7 @@ def set_value(variable: keras.Variable, value: Any) -> None:
         set_array(variable, shards.put(value))
 
 
-def set_array(variable: keras.Variable, array: Any) -> None:
+def set_array(variable: keras.Variable, array: jax.Array) -> None:
     """Gives a sharded variable its array."""
     vars(variable)[STORED] = array
 
@@ -300,13 +300,13 @@ def stored(variable: keras.Variable) -> Any:
     return vars(variable)[STORED]
 
 
-def shards_of(variable: Any) -> Shards:
+def shards_of(variable: keras.Variable) -> Shards:
     """Returns the `Shards` of a sharded variable."""
     shards: Shards = vars(variable)[_SHARDS]
     return shards
 
 
-def give_back(variable: keras.Variable, array: Any) -> None:
+def give_back(variable: keras.Variable, array: jax.Array) -> None:
     """Undoes `keras_internals.take_away`, with a new array or own part."""
     if not isinstance(array, jax.Array):
         array = shards_of(variable).put_own(array)

@@ -37,7 +37,7 @@ _REASONS = {
 }
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: keras.Optimizer) -> None:
     """Refuses an optimizer whose update is not elementwise, by its class or by
     the declaration `is_elementwise` of a user's own."""
     optimizer = _unscaled(optimizer)
@@ -54,19 +54,19 @@ def check_optimizer(optimizer: Any) -> None:
     )
 
 
-def is_elementwise(optimizer: Any) -> bool:
+def is_elementwise(optimizer: keras.Optimizer) -> bool:
     """Tells whether an optimizer can update a part of a variable alone."""
     return _reason_against(_unscaled(optimizer)) is None
 
 
-def _unscaled(optimizer: Any) -> Any:
+def _unscaled(optimizer: keras.Optimizer) -> Any:
     """Returns the optimizer in Keras' own `LossScaleOptimizer`, or itself."""
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         return optimizer.inner_optimizer
     return optimizer
 
 
-def _reason_against(optimizer: Any) -> str | None:
+def _reason_against(optimizer: keras.Optimizer) -> str | None:
     cls = type(optimizer)
     has_own_apply = overrides(cls, "apply")
     if getattr(cls, DECLARATION, False) is True and not has_own_apply:
@@ -84,7 +84,7 @@ def _reason_against(optimizer: Any) -> str | None:
 _NO_SETTINGS = ("name", "built", "_lock")
 
 
-def settings_of(optimizer: Any) -> dict[str, Any]:
+def settings_of(optimizer: keras.Optimizer) -> dict[str, Any]:
     """Returns the settings that users may assign, without the learning rate."""
     return {
         name: value
@@ -94,7 +94,7 @@ def settings_of(optimizer: Any) -> dict[str, Any]:
     }
 
 
-def _is_setting(value: Any, is_public: bool) -> bool:
+def _is_setting(value: object, is_public: bool) -> bool:
     """Returns whether an attribute is plain data that users may assign."""
     if isinstance(value, (tuple, list, set, frozenset, dict)):
         if not (is_public or isinstance(value, tuple)):
@@ -105,7 +105,9 @@ def _is_setting(value: Any, is_public: bool) -> bool:
     return isinstance(value, plain)
 
 
-def settings_text(optimizer: Any, variables: Sequence[keras.Variable]) -> str:
+def settings_text(
+    optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
+) -> str:
     """Returns a text that changes whenever a compiled update is out of date."""
     inner = inner_of(optimizer)
     own = [sorted(settings_of(each).items()) for each in (optimizer, inner)]
@@ -113,7 +115,7 @@ def settings_text(optimizer: Any, variables: Sequence[keras.Variable]) -> str:
     return repr((own, decays))
 
 
-def rate_now(optimizer: Any) -> Any:
+def rate_now(optimizer: keras.Optimizer) -> Any:
     """Returns the value of a learning rate that is no variable, else `None`."""
     inner = inner_of(optimizer)
     rate = learning_rate_of(inner)

@@ -85,12 +85,12 @@ def _is_cut(noted: Noted) -> bool:
     )
 
 
-def _bytes_on_a_device(array: Any) -> int:
+def _bytes_on_a_device(array: jax.Array) -> int:
     shape = tuple(array.shape)
     if array.sharding is not None:
         shape = array.sharding.shard_shape(shape)
     return math.prod(map(int, shape)) * int(array.dtype.itemsize)
 
 
-def _devices_of(array: Any) -> set[Any]:
+def _devices_of(array: jax.Array) -> set[Any]:
     return set() if array.sharding is None else array.sharding.device_set

@@ -8,7 +8,7 @@ from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.programs.jaxprs import inner
 
 
-def flops_of(program: Any, devices: int) -> int:
+def flops_of(program: object, devices: int) -> int:
     """Returns the floating-point operations of a device, on average.
 
     A loop counts as often as it runs, if that is known, and of branches the

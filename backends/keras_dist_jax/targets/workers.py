@@ -32,7 +32,7 @@ class TargetWorkers(JaxWorkers):
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         return list(tensors)
 
-    def concatenate(self, tensor: Any, axis: int) -> Any:
+    def concatenate(self, tensor: object, axis: int) -> Any:
         return ops.concatenate([tensor] * self.cluster.num_workers, axis=axis)
 
     def concatenate_numbers(

@@ -68,7 +68,7 @@ class VariableBinding(ABC):
     def refresh(self) -> Any:
         """Looks the array up again; `None` without a value."""
 
-    def keep(self, array: Any) -> None:
+    def keep(self, array: object) -> None:
         """Stores a new array that a program gave."""
         self.attributes[self.key] = self.seen = self.array = array
 
@@ -111,7 +111,7 @@ class PlainBinding(VariableBinding):
         sharding = None if self._layout is None else self._layout.sharding
         return self._copy(described_value(self.variable, sharding))
 
-    def keep(self, array: Any) -> None:
+    def keep(self, array: object) -> None:
         own = self._own(array)
         if shards.is_sharded(self.variable):
             internals.set_array(self.variable, own)
@@ -122,15 +122,15 @@ class PlainBinding(VariableBinding):
             self.attributes[self.key] = own
             self.seen = own
 
-    def _copy(self, own: Any) -> Any:
+    def _copy(self, own: object) -> Any:
         """Converts the variable's array to the one that programs take."""
         return own
 
-    def _own(self, copy: Any) -> Any:
+    def _own(self, copy: object) -> Any:
         """Converts an array that a program gave to the variable's."""
         return copy
 
-    def give_back(self, array: Any) -> None:
+    def give_back(self, array: object) -> None:
         """Undoes `take_away`; the array may be one of NumPy."""
         if is_described(array):
             return
@@ -155,7 +155,7 @@ class ShardedBinding(VariableBinding):
         self.seen = self.array = shards.stored(self.variable)
         return self.array
 
-    def give_back(self, array: Any) -> None:
+    def give_back(self, array: object) -> None:
         """Undoes `take_away`; a NumPy array is this worker's part."""
         if is_described(array):
             return
@@ -186,7 +186,7 @@ class CopiedBinding(PlainBinding):
             {*storage_layout.devices} & {*layout.devices}
         )
 
-    def _copy(self, own: Any) -> Any:
+    def _copy(self, own: object) -> Any:
         return self._mesh.to_global(self._mesh.place(own))
 
     def _own(self, copy: Any) -> Any:
@@ -200,7 +200,7 @@ class CopiedBinding(PlainBinding):
         self._forget()
         return copy
 
-    def keep(self, array: Any) -> None:
+    def keep(self, array: object) -> None:
         super().keep(array)
         self._forget()
 
@@ -229,7 +229,7 @@ class PerReplicaBinding(VariableBinding):
         self.seen = self.array = join(values, True, self._layout)
         return self.array
 
-    def keep(self, array: Any) -> None:
+    def keep(self, array: object) -> None:
         if UNCOMBINED not in self.attributes:
             self.attributes[_LAYOUT] = self._layout
             self.attributes["combine"] = combine
@@ -238,7 +238,7 @@ class PerReplicaBinding(VariableBinding):
         super().keep(array)
 
 
-def combine(variable: Any) -> None:
+def combine(variable: keras.Variable) -> None:
     """Gives replicas their values, and the variable the combined one."""
     attributes = vars(variable)
     # The first read may come from a trace, a stateless scope or a replica.

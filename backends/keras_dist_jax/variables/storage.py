@@ -111,7 +111,7 @@ class JaxShardedStorage(JaxStorage, ShardedStorage):
         shards.split(self.variable, self._own)
         super().place()
 
-    def used(self, value: Any) -> Any:
+    def used(self, value: object) -> Any:
         return sharded_steps.used(self.variable, value)
 
     def on_host(self) -> Any:
@@ -120,7 +120,7 @@ class JaxShardedStorage(JaxStorage, ShardedStorage):
     def whole(self) -> Any:
         return shards.value_of(self.variable)
 
-    def set_whole(self, value: Any) -> None:
+    def set_whole(self, value: object) -> None:
         shards.set_value(self.variable, value)
 
 
@@ -143,7 +143,7 @@ def place(variable: keras.Variable, layout: Layout) -> None:
     internals.set_array(variable, layout.place(holder[0]))
 
 
-def shard_on(array: Any, device: Any) -> Any:
+def shard_on(array: jax.Array, device: object) -> Any:
     """Returns an array's shard on a device, or copies the array there."""
     if isinstance(array, jax.core.Tracer):
         return array
@@ -157,7 +157,7 @@ def shard_on(array: Any, device: Any) -> Any:
     return jax.device_put(array, device)
 
 
-def own_shard_on(array: Any, device: Any) -> Any:
+def own_shard_on(array: jax.Array, device: object) -> Any:
     """Returns an array on a device, for a holder that may keep it."""
     shard = shard_on(array, device)
     if isinstance(array, jax.core.Tracer) or len(array.devices()) == 1:
@@ -165,7 +165,7 @@ def own_shard_on(array: Any, device: Any) -> Any:
     return arrays.copy_of(shard)
 
 
-def read_aliased(variable: keras.Variable, device: Any) -> Any:
+def read_aliased(variable: keras.Variable, device: object) -> Any:
     """Returns a variable's value on a device, to keep; it may share memory."""
     array = internals.array_of(variable)
     # From another device, `shard_on` copies.

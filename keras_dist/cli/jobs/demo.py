@@ -37,11 +37,11 @@ class TrainingProgress(keras.callbacks.Callback):
         self._on_batch = on_batch
         self._verbose = verbose
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self._label = f"on replicas, epoch {epoch + 1}"
         self._status.update(self._label)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self._on_batch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -94,7 +94,7 @@ def _hook_variable(
     if is_value and _making.has_no_values:
         value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
 
-        def initializer(shape: Any, dtype: Any = None) -> Any:
+        def initializer(shape: object, dtype: object = None) -> Any:
             return value
 
         shape = tuple(value.shape)
@@ -123,7 +123,7 @@ def _optimizer(model: keras.Model, name: str | None) -> Any:
         ) from error
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """Describes an object that the user's function returned."""
     if isinstance(value, keras.Model):
         is_ready = getattr(value, "optimizer", None) is not None
@@ -131,7 +131,7 @@ def kind_of(value: Any) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-def like_data(spec: str, name: str, rows: int, data: Any) -> Any:
+def like_data(spec: str, name: str, rows: int, data: object) -> Any:
     """Describes a batch of rows like those of the user's data."""
     leaves = keras.tree.flatten(data) if data is not None else []
     shapes = [getattr(leaf, "shape", None) for leaf in leaves]

@@ -180,7 +180,7 @@ def check_collectives(devices: Sequence[str]) -> str:
     dataset = strategy.experimental_distribute_dataset([rows])
     own = next(iter(dataset))
 
-    def replica_fn(x: Any) -> Any:
+    def replica_fn(x: object) -> Any:
         context = get_replica_context()
         assert context is not None
         replica = float(context.replica_id_in_sync_group)

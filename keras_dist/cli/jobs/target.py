@@ -215,7 +215,7 @@ def _labels_of(model: keras.Model, rows: int) -> Any:
     return described(outputs, losses)
 
 
-def _is_sparse(loss: Any) -> bool:
+def _is_sparse(loss: object) -> bool:
     """Tells whether a loss of Keras, or one with such a name, takes classes."""
     if isinstance(loss, keras.losses.Loss):
         loss = getattr(loss, "fn", type(loss))

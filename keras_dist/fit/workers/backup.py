@@ -34,7 +34,7 @@ _METHODS = ("on_train_batch_begin", "on_train_batch_end")
 _ABSENT = object()
 
 
-def refuse_shards(model: keras.Model, callbacks: Any) -> None:
+def refuse_shards(model: keras.Model, callbacks: object) -> None:
     """Refuses Keras' own `BackupAndRestore` where workers saved in parts.
 
     It would not find their backup, and begin again.
@@ -70,11 +70,11 @@ class Restore(keras.callbacks.Callback):
         # The iterator of `fit`, if it shuffles its data.
         self.shuffled: Any = None
 
-    def note_shuffled(self, iterator: Any) -> None:
+    def note_shuffled(self, iterator: object) -> None:
         """Notes the iterator that `fit` has made of its data."""
         self.shuffled = iterator
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         self._state = TrainingState(
             self.model,
             self._folder,
@@ -150,7 +150,7 @@ class Save(keras.callbacks.Callback):
         self._skipping: Skipping | None = None
         self._lacks_metrics = False
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: object = None) -> None:
         notes = self._restore.notes
         self._since = 0
         if notes.get("step"):
@@ -161,7 +161,7 @@ class Save(keras.callbacks.Callback):
         elif "random" in notes:
             set_random_state(self._backend, notes["random"])
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self._epoch, self._seen = epoch, 0
         if self._skipping is not None:
             notes = self._restore.notes
@@ -176,7 +176,7 @@ class Save(keras.callbacks.Callback):
         if self._steps:
             self._begin = random_state(self._backend)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         if not self._steps:
             return
         self._since += batch + 1 - self._seen
@@ -185,12 +185,12 @@ class Save(keras.callbacks.Callback):
             self._since = 0
             self._save(self._epoch, self._seen)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self.close()
         if self._every_epoch:
             self._save(epoch + 1, 0)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         if self._deletes:
             self._restore.remove()
 
@@ -200,7 +200,7 @@ class Save(keras.callbacks.Callback):
             self._skipping.end()
             self._skipping = None
 
-    def _go_on(self, batch: Any) -> None:
+    def _go_on(self, batch: object) -> None:
         """Restores random states where training goes on after skipped steps."""
         notes = self._restore.notes
         if self._lacks_metrics and batch is not None:
@@ -270,10 +270,12 @@ class Skipping:
         if self._model.train_function == self._train:
             self._model.train_function = self._original
 
-    def _unless_skipped(self, callback: Any, name: str) -> Callable[..., None]:
+    def _unless_skipped(
+        self, callback: object, name: str
+    ) -> Callable[..., None]:
         original = getattr(callback, name)
 
-        def method(batch: int, logs: Any = None) -> None:
+        def method(batch: int, logs: object = None) -> None:
             if batch >= self._steps:
                 original(batch, logs=logs)
 

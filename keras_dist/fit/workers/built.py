@@ -83,7 +83,9 @@ def build_optimizer(model: keras.Model) -> None:
 
 
 def _build(
-    model: keras.Model, optimizer: Any, variables: list[keras.Variable]
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    variables: list[keras.Variable],
 ) -> None:
     strategy = strategy_of(model)
     with contextlib.nullcontext() if strategy is None else strategy.scope():
@@ -93,7 +95,7 @@ def _build(
 def _check_built(
     model: keras.Model,
     place: str,
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     wanted: list[keras.Variable] | None,
 ) -> None:
     """Refuses to restore slots of other variables, which would be lost."""

@@ -107,7 +107,7 @@ def on_chief(callback: _Callback) -> _Callback:
     return callback
 
 
-def flat_callbacks(callbacks: Any) -> list[Any]:
+def flat_callbacks(callbacks: object) -> list[Any]:
     """Returns the given callbacks as a list: none, one, or a nest of them."""
     flat = keras.tree.flatten(callbacks) if callbacks else []
     orbax = getattr(keras.callbacks, "OrbaxCheckpoint", ())
@@ -180,12 +180,12 @@ def _is_default(method: Callable[..., Any]) -> bool:
     return function in vars(keras.callbacks.Callback).values()
 
 
-def is_everyones(callback: Any) -> bool:
+def is_everyones(callback: object) -> bool:
     """Tells whether all workers need a callback, since it changes the model."""
     return isinstance(callback, _CHANGING) and not _is_on_chief(callback)
 
 
-def _is_on_chief(callback: Any) -> bool:
+def _is_on_chief(callback: object) -> bool:
     return (
         isinstance(callback, _WRITERS)
         or _MARK in vars(callback)
@@ -193,7 +193,7 @@ def _is_on_chief(callback: Any) -> bool:
     )
 
 
-def _is_from_elsewhere(callback: Any) -> bool:
+def _is_from_elsewhere(callback: object) -> bool:
     """Tells whether a class of another package's writers is a base."""
     return any(
         cls.__name__
@@ -202,7 +202,7 @@ def _is_from_elsewhere(callback: Any) -> bool:
     )
 
 
-def _only_saving(callback: Any) -> Any:
+def _only_saving(callback: object) -> Any:
     """Returns a callback that saves when this one does, and nothing else."""
     if _MARK not in vars(callback) and not _is_from_elsewhere(callback):
         return callback

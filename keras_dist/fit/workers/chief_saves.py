@@ -66,7 +66,9 @@ def method_of(model: keras.Model, name: str) -> Callable[..., None]:
 
 
 @as_hook
-def hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+def hook_save(
+    original: Callable[..., Any], model: keras.Model, *args: Any, **kwargs: Any
+) -> Any:
     """Stands for a function that saves a model, or a part of one."""
     workers = getattr(strategy_of(model), "executor", None)
     workers = getattr(workers, "workers", None)
@@ -75,7 +77,12 @@ def hook_save(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     return _save(model, original, (model, *args), kwargs)
 
 
-def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
+def _save(
+    model: keras.Model,
+    original: Callable[..., Any],
+    args: object,
+    kwargs: object,
+) -> None:
     """Saves a model on the chief; other workers wait for that."""
     workers: Workers = strategy_of(model).executor.workers
     with saving(), writing():
@@ -88,7 +95,11 @@ def _save(model: Any, original: Any, args: Any, kwargs: Any) -> None:
 
 @of_its_own("a save")
 def _save_at(
-    turn: str, model: Any, original: Any, args: Any, kwargs: Any
+    turn: str,
+    model: keras.Model,
+    original: Callable[..., Any],
+    args: object,
+    kwargs: object,
 ) -> None:
     """Saves under a name to which the others listen, if there is one."""
     workers: Workers = strategy_of(model).executor.workers

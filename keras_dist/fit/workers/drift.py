@@ -148,7 +148,7 @@ def _far(
     ]
 
 
-def _distance(value: Any, other: Any) -> float:
+def _distance(value: object, other: object) -> float:
     """Returns how far values are apart; 0 if that may be rounding.
 
     That is infinite where only one is infinite or no number."""
@@ -185,6 +185,6 @@ def code_of(values: Sequence[Any]) -> int:
     return code
 
 
-def _sums(value: Any) -> tuple[Any, Any]:
+def _sums(value: object) -> tuple[Any, Any]:
     numbers = ops.cast(value, "float32")
     return ops.sum(numbers), ops.sum(ops.square(numbers))

@@ -133,7 +133,7 @@ class Entry:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
 
-    def _note_shuffled(self, iterator: Any) -> None:
+    def _note_shuffled(self, iterator: object) -> None:
         for callback in self._callbacks:
             if isinstance(callback, Restore):
                 callback.note_shuffled(iterator)
@@ -173,7 +173,7 @@ class Entry:
     def _get(self, name: str) -> Any:
         return self._arguments().get(name)
 
-    def _set(self, name: str, value: Any) -> None:
+    def _set(self, name: str, value: object) -> None:
         if name in self._parameters:
             self._given.arguments[name] = value
             return
@@ -205,7 +205,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> Facts:
     return {k: str(v) for k, v in found.items() if v is not None}
 
 
-def rows_of(data: Any) -> int | None:
+def rows_of(data: object) -> int | None:
     """Returns the number of rows of arrays, `None` for a dataset of batches."""
     if same_data.is_read(data):
         return None
@@ -213,7 +213,7 @@ def rows_of(data: Any) -> int | None:
     return next((shape[0] for shape in shapes if shape), None)
 
 
-def batches_of(data: Any) -> int | None:
+def batches_of(data: object) -> int | None:
     """Returns the number of batches of a dataset that knows it."""
     if not same_data.is_read(data):
         return None

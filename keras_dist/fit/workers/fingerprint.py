@@ -95,7 +95,7 @@ def variables_outside(model: keras.Model) -> list[keras.Variable]:
     return [variable for variable in found if id(variable) not in known]
 
 
-def of_callback(callback: Any) -> str:
+def of_callback(callback: object) -> str:
     """Describes a callback by its class, and what was passed to it."""
     if not isinstance(callback, keras.callbacks.EarlyStopping):
         return type(callback).__name__
@@ -106,7 +106,7 @@ def of_callback(callback: Any) -> str:
     return f"{type(callback).__name__}({_text(values, {})})"
 
 
-def _of_object(what: str, thing: Any, names: Mapping[str, str]) -> Facts:
+def _of_object(what: str, thing: object, names: Mapping[str, str]) -> Facts:
     """Describes an object with a configuration, entry by entry."""
     found = {what: class_text(type(thing))}
     for name, value in _config_of(thing).items():
@@ -168,7 +168,7 @@ def of_step(fn: Callable[..., Any]) -> Facts:
     return found
 
 
-def _text(value: Any, names: Mapping[str, str], depth: int = _DEPTH) -> str:
+def _text(value: object, names: Mapping[str, str], depth: int = _DEPTH) -> str:
     """Describes any value; `names` stand for those of layers."""
     if isinstance(value, str):
         return repr(names.get(value, value))
@@ -181,7 +181,7 @@ def _text(value: Any, names: Mapping[str, str], depth: int = _DEPTH) -> str:
     if isinstance(value, keras.Variable) or depth == 0:
         return type(value).__name__
 
-    def inner(value: Any) -> str:
+    def inner(value: object) -> str:
         return _text(value, names, depth - 1)
 
     if isinstance(value, Mapping):

@@ -39,7 +39,11 @@ def shuffles_noted(
 
 @as_hook
 def hook_iterator(
-    original: Any, self: Any, x: Any, *args: Any, **kwargs: Any
+    original: Callable[..., Any],
+    self: Any,
+    x: object,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     """Stands for `EpochIterator.__init__`, which every trainer calls."""
     original(self, x, *args, **kwargs)

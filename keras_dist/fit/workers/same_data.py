@@ -40,7 +40,7 @@ def is_wanted() -> bool:
     return os.environ.get(VARIABLE, "1") != "0"
 
 
-def fingerprint(data: Any, rows: int = _ROWS) -> list[int]:
+def fingerprint(data: object, rows: int = _ROWS) -> list[int]:
     """Returns four integers below 2**31 that tell one batch from another.
 
     Floats count by weighted means, since other hardware rounds differently.
@@ -69,7 +69,9 @@ def check_arrays(
     compare(arguments, workers.concatenate_numbers(numbers), workers)
 
 
-def fingerprints(arguments: Mapping[str, Any], rows: Any = None) -> list[int]:
+def fingerprints(
+    arguments: Mapping[str, Any], rows: object = None
+) -> list[int]:
     """Returns the fingerprints of arrays; zeros, if nobody wants to know."""
     if not is_wanted():
         return [0] * (_SIZE * len(arguments))
@@ -86,11 +88,11 @@ def data_watched(
     """Compares the first batches of data that is read inside the context."""
     waiting = {name: value for name, value in data.items() if is_read(value)}
 
-    def see(name: str, batch: Any) -> None:
+    def see(name: str, batch: object) -> None:
         numbers = workers.concatenate_numbers(fingerprint(batch))
         compare({name: batch}, numbers, workers)
 
-    def wrapping(data: Any) -> Callable[[Any], Any] | None:
+    def wrapping(data: object) -> Callable[[Any], Any] | None:
         """Returns a wrapper of the batches of `data`, once; else `None`."""
         for name, value in waiting.items():
             if value is data:
@@ -102,7 +104,7 @@ def data_watched(
     return first_pass_wrapped(wrapping) if waiting else contextlib.nullcontext()
 
 
-def is_read(data: Any) -> bool:
+def is_read(data: object) -> bool:
     """Returns whether data must be read to be known, unlike arrays."""
     at_hand = (list, tuple, dict, str, int, float, np.generic, type(None))
     return not isinstance(data, at_hand) and not hasattr(data, "shape")
@@ -136,7 +138,7 @@ def compare(
     )
 
 
-def _shown(value: Any, workers: Workers) -> str:
+def _shown(value: object, workers: Workers) -> str:
     """Returns a sentence with the first numbers of this worker's data."""
     here = f"On worker {workers.cluster.index}"
     for leaf in keras.tree.flatten(value):
@@ -165,7 +167,7 @@ def _values(leaf: Any, rows: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _as_numpy(value: Any) -> np.ndarray:
+def _as_numpy(value: object) -> np.ndarray:
     if keras.ops.is_tensor(value):
         value = keras.ops.convert_to_numpy(value)
     elif hasattr(value, "toarray"):

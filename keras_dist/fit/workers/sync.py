@@ -107,14 +107,14 @@ class SyncCallback(keras.callbacks.Callback):
         self._workers = workers
         self._has_others = has_others
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         if self._has_others:
             self._agree("the beginning of an epoch")
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: object = None) -> None:
         self._compare("the end of an epoch")
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: object = None) -> None:
         if self._has_others:
             self._compare("the end of `fit`")
 

@@ -64,7 +64,7 @@ class TrainingState:
     def __init__(
         self,
         model: keras.Model,
-        folder: Any,
+        folder: object,
         file: str | None = None,
         workers: Workers | None = None,
         keeps_previous: bool = False,

@@ -42,7 +42,7 @@ _INSTALLED = tuple(
 )
 
 
-def is_users_code(value: Any) -> bool:
+def is_users_code(value: object) -> bool:
     """Tells whether a user's function, or an object to call, is an attribute,
     such as a regularizer."""
     if inspect.isroutine(value):
@@ -51,7 +51,7 @@ def is_users_code(value: Any) -> bool:
     return is_object and is_users(type(value))
 
 
-def read_by_class(thing: Any) -> dict[str, Any]:
+def read_by_class(thing: object) -> dict[str, Any]:
     """Returns the settings that the methods of an object's class read."""
     values: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
@@ -76,7 +76,7 @@ def functions_in(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _function_in(value: Any) -> Any:
+def _function_in(value: object) -> Any:
     """Returns the function of a method or a property, `None` for others."""
     value = value.fget if isinstance(value, property) else value
     value = getattr(value, "__func__", value)
@@ -98,7 +98,7 @@ def settings_in(
     return found
 
 
-def _setting(value: Any, names: set[str], keys: set[str], depth: int) -> Any:
+def _setting(value: object, names: set[str], keys: set[str], depth: int) -> Any:
     """Returns what counts of one value: `None` for nothing.
 
     Of containers, that is what the code names: keys, or attributes."""
@@ -127,7 +127,7 @@ def _setting(value: Any, names: set[str], keys: set[str], depth: int) -> Any:
     return found or None
 
 
-def _has_settings(value: Any) -> bool:
+def _has_settings(value: object) -> bool:
     """Tells whether settings may be attributes of an object or a module."""
     if isinstance(value, types.ModuleType):
         file = getattr(value, "__file__", None)
@@ -159,12 +159,12 @@ class Reached(NamedTuple):
     variables: list[keras.Variable]
 
 
-def reached(thing: Any) -> Reached:
+def reached(thing: object) -> Reached:
     """Returns what a function, or a nest of functions and objects, comes to."""
     found = Reached([], {}, [])
     seen: dict[int, Any] = {}  # keeps them, so that ids are not used again
 
-    def visit(name: str, value: Any) -> None:
+    def visit(name: str, value: object) -> None:
         if id(value) in seen:
             return
         seen[id(value)] = value
@@ -270,7 +270,7 @@ def class_text(cls: type) -> str:
     return _classes[cls]
 
 
-def is_users(definition: Any) -> bool:
+def is_users(definition: object) -> bool:
     """Tells whether a class or function is of no installed package."""
     name = getattr(definition, "__module__", None) or ""
     package = name.partition(".")[0]

@@ -29,7 +29,7 @@ KINDS = (
 )
 
 
-def source_of(data: Any, where: str) -> Source:
+def source_of(data: object, where: str) -> Source:
     """Returns the `Source` of a user's data; errors name the method `where`."""
     if keras_data.is_tf_dataset(data):
         return TensorFlowSource(data)
@@ -54,7 +54,7 @@ def source_of(data: Any, where: str) -> Source:
     )
 
 
-def _refuse_arrays(data: Any, where: str) -> None:
+def _refuse_arrays(data: object, where: str) -> None:
     is_array = isinstance(data, np.ndarray) or keras.ops.is_tensor(data)
     if is_array or isinstance(data, (tuple, Mapping, str, bytes)):
         raise ValueError(
@@ -258,7 +258,7 @@ class TensorFlowSource(Source):
         return self._data
 
 
-def _keras_spec(spec: Any) -> Any:
+def _keras_spec(spec: object) -> Any:
     if type(spec).__name__ == "NoneTensorSpec":
         return None
     shape = getattr(spec, "shape", None)

@@ -43,7 +43,7 @@ class NumpyDataset:
 
     def __init__(
         self,
-        columns: Any,
+        columns: object,
         repeats: int | None = 1,
         batch_size: int | None = None,
         drop_remainder: bool = False,
@@ -115,7 +115,7 @@ class NumpyDataset:
         return NumpyDataset(self.columns, self.repeats * count)
 
     def reduce(
-        self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]
+        self, initial_state: object, reduce_func: Callable[[Any, Any], Any]
     ) -> Any:
         """Combines all elements.
 
@@ -200,7 +200,7 @@ class NumpyDataset:
         return map_nest(lambda column: column[rows], self.columns)
 
 
-def numpy_dataset(numpy_input: Any) -> NumpyDataset:
+def numpy_dataset(numpy_input: object) -> NumpyDataset:
     """Creates a `NumpyDataset` of copies of arrays; a list is stacked."""
     columns = _columns(numpy_input)
     shapes = [shape_of(column) for column in leaves_of(columns)]
@@ -212,7 +212,7 @@ def numpy_dataset(numpy_input: Any) -> NumpyDataset:
     return NumpyDataset(columns)
 
 
-def _columns(nest: Any) -> Any:
+def _columns(nest: object) -> Any:
     if isinstance(nest, Mapping):
         return {key: _columns(nest[key]) for key in nest}
     if isinstance(nest, tuple):

@@ -98,7 +98,7 @@ class Source:
         return adapter_of(self.read, self.restarts, self.cardinality)
 
 
-def _spec_of(leaf: Any) -> Any:
+def _spec_of(leaf: object) -> Any:
     if leaf is None:
         return None
     shape = shape_of(leaf)
@@ -112,12 +112,12 @@ def like(leaf: Any, shape: Any, dtype: str | None = None) -> Any:
     )
 
 
-def own_memory(leaf: Any) -> Any:
+def own_memory(leaf: object) -> Any:
     """Copies a NumPy array, which whoever gave it may overwrite."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: object) -> str:
     kind = getattr(dtype, "kind", "")
     if isinstance(kind, str) and kind in "OSU" and kind:
         return "string"
