@@ -58,7 +58,8 @@ def test_import_loads_no_framework_that_keras_does_not(monkeypatch):
     monkeypatch.delenv("KERAS_DIST_VIRTUAL_DEVICES", raising=False)
     environment = dict(os.environ)
     plain = _modules_after("import keras", environment)
-    ours = _modules_after("import keras_dist.plugins", environment)
+    code = "import keras_dist\nkeras_dist.Strategy"
+    ours = _modules_after(code, environment)
     frameworks = {"jax", "tensorflow", "torch"}
     assert ours & frameworks == plain & frameworks
     # What it loads beside its own modules, Keras has loaded already.
@@ -67,7 +68,8 @@ def test_import_loads_no_framework_that_keras_does_not(monkeypatch):
 
 
 def test_import_loads_neither_keras_nor_arrays():
-    found = _modules_after("import keras_dist", dict(os.environ))
+    code = "import keras_dist.plugins"
+    found = _modules_after(code, dict(os.environ))
     assert not found & {"keras", "numpy", "jax", "tensorflow", "torch"}
 
 
