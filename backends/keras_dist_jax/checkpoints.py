@@ -1,4 +1,4 @@
-"""Checkpoints in parts, by orbax.
+"""Sharded checkpoints, by orbax.
 
 A sharded array is written with the zeros behind it, of which there may be more
 or fewer on another number of devices: what is read is cut or filled.

@@ -74,7 +74,7 @@ def one_copy() -> contextlib.AbstractContextManager[None]:
 
 
 class Replacements:
-    """Replaced `tf.Variable`s, and the models and optimizers that follow."""
+    """Replaced `tf.Variable`s; updates models and optimizers that hold them."""
 
     so_far = 0  # moves in this process
     # The handles of replaced variables, by id.

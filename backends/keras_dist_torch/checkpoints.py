@@ -1,4 +1,4 @@
-"""Checkpoints in parts, by `torch.distributed.checkpoint`.
+"""Sharded checkpoints, by `torch.distributed.checkpoint`.
 
 Each worker writes its parts of `DTensor`s, and the chief all other variables.
 The workers exchange their plans themselves: PyTorch would need a default

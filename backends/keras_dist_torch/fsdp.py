@@ -1,4 +1,4 @@
-"""The executor for variables in parts: one replica in each worker."""
+"""The executor for sharded variables: one replica in each worker."""
 
 from collections.abc import Callable
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class FSDPExecutor(ShardedExecutor):
-    """Runs one replica a worker, on variables in parts."""
+    """Runs one replica a worker, on sharded variables."""
 
     hooks = HOOKS
     # A plain model would update copies.

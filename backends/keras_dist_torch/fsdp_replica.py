@@ -44,7 +44,7 @@ class FSDPReplica(BaseReplica, WeighsLosses):
 
     def __init__(self, share: RowShard, group: ReplicaGroup) -> None:
         super().__init__(0, share, group)
-        # By id: variables in parts that the step read, and what autograd
+        # By id: sharded variables that the step read, and what autograd
         # knows in their place.
         self._leaves: dict[int, tuple[keras.Variable, DTensor]] = {}
         # Whether losses have been differentiated by `backward`, so that all

@@ -1,4 +1,5 @@
-"""Replicas that weigh losses, and whose gradients may be sums already."""
+"""Replicas that multiply losses by their share of rows, and the gradients of
+which may have been summed over replicas already."""
 
 from typing import Any
 from typing import NoReturn

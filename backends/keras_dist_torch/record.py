@@ -21,9 +21,9 @@ class TorchRecord(VariableRecord):
 
     attribute = "_keras_dist_torch_storage"
     # Whether it belongs in parts, and its whole value is the same on all
-    # workers: slots of variables in parts, and weights that are not trained.
+    # workers: slots of sharded variables, and weights that are not trained.
     is_marked = False
-    # The `DTensor` of a variable in parts; `tensor` is that, or the whole value
+    # The `DTensor` of a sharded variable; `tensor` is that, or the whole value
     # while FSDP has its layer compute.
     parts: Any = None
     tensor: torch.Tensor | None = None

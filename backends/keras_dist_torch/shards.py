@@ -1,4 +1,4 @@
-"""Variables in parts: a `DTensor` each, of which a worker keeps its shard."""
+"""Sharded variables: a `DTensor` each, of which a worker keeps its shard."""
 
 import math
 from collections.abc import Iterable
@@ -98,7 +98,7 @@ def local_shard(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def shards_scope() -> ShardsScope | None:
-    """Returns the scope in which this thread has variables in parts."""
+    """Returns the scope in which this thread has sharded variables."""
     scope = stateless_scope()
     return scope if isinstance(scope, ShardsScope) else None
 

@@ -1,4 +1,4 @@
-"""The tables of what is replaced for variables in parts, and why.
+"""The tables of what is replaced for sharded variables, and why.
 
 They are in place as long as that of the front end, whose rows they begin with.
 """
@@ -211,5 +211,5 @@ def _table() -> Iterator[Hook]:
     yield Hook(keras.Layer, "__call__", _hook_call, why)
 
 
-# Of executors of variables in parts.
+# Of executors of sharded variables.
 HOOKS = Hooks(_table)

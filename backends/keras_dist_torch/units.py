@@ -42,7 +42,7 @@ _NO_DTYPES = torch.float32, torch.float32
 
 
 class ShardedParameters(torch.nn.Module):
-    """A layer's variables in parts: a parameter set here is the variable's.
+    """A layer's sharded variables; setting a parameter sets its variable's.
 
     It stands for the dictionary in which Keras has a layer's parameters.
     """
@@ -179,8 +179,9 @@ def _num_bytes(layer: keras.Layer) -> int:
 
 
 def _dtypes(layer: keras.Layer) -> Dtypes:
-    """Returns the dtype of a layer's variables, and that in which it reads
-    them, or theirs if it reads some in others."""
+    """Returns the dtype of a layer's variables, and the dtype it computes in.
+
+    If it reads some in other dtypes than the rest, both are the variables'."""
     variables = _in_parts(layer)
     kept, *_ = {variable.dtype for variable in variables}
     used = {dtype_in_use(layer, variable) for variable in variables}

@@ -124,7 +124,7 @@ class Writing(ABC):
 
 
 class SavesShards(ABC):
-    """A `Backend` that saves variables in parts, each worker its own.
+    """A `Backend` that saves variables in shards, each worker its own.
 
     All workers call its methods together, with the same variables.
     """

@@ -64,9 +64,9 @@ class Executor(ABC):
         return contextlib.nullcontext()
 
     def left_scope(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context in which an open `creation_scope` does nothing.
+        """Returns the context in which variables are made as Keras makes them.
 
-        In it, models of no strategy make their variables.
+        It suspends an open `creation_scope`, for models of no strategy.
         """
         return contextlib.nullcontext()
 

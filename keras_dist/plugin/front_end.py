@@ -1,4 +1,4 @@
-"""The questions of a backend to the front end, which it does not import."""
+"""Names by which a backend reaches the front end, which it does not import."""
 
 import functools
 import types

@@ -141,7 +141,7 @@ def values_are_replaced() -> bool:
 
 @contextlib.contextmanager
 def suspended() -> Iterator[None]:
-    """Suspends all overlays and tracing, for what has to outlive them."""
+    """Suspends all overlays and tracing, to compute values that stay."""
     scope = keras_internals.stateless_scope()
     if not isinstance(scope, Overlay):
         yield

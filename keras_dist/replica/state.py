@@ -220,7 +220,7 @@ class ReplicaState(ABC):
         )
 
     def of_its_own(self, values: list[Any]) -> list[Any]:
-        """Returns tensors in the form in which a rendezvous can sum them."""
+        """Marks tensors as this replica's own, which a rendezvous adds up."""
         return values
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:

@@ -230,7 +230,7 @@ class CentralVariable(MirroredVariable):
 
 
 class ShardedVariable(MirroredVariable):
-    """A variable in parts, joined when read, split when assigned.
+    """A sharded variable, joined when read, split when assigned.
     With several workers, all of them have to read it together."""
 
     @property

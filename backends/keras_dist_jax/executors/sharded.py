@@ -59,7 +59,7 @@ class JaxShardedExecutor(JaxExecutor, KeepsShards):
         self.initial_values = InitialValues(self._sharding, throttle, workers)
 
     def creation_scope(self) -> contextlib.AbstractContextManager[Any]:
-        # Of a variable in parts, no device has the whole value: it is made on
+        # Of a sharded variable, no device has the whole value: it is made on
         # the host.
         if self.plan.shards_variables or self.plan.layouts is not None:
             return self.layout.scope()

@@ -101,7 +101,7 @@ _STACKED = (jax.Array, jax.ShapeDtypeStruct, PerReplica)
 class JaxCompiler(Compiler):
     """A compiler of functions for a layout."""
 
-    # Of an executor that keeps variables in parts.
+    # Of an executor that keeps sharded variables.
     sharding: Sharding | None = None
 
     def __init__(self, layout: Layout | None, throttle: Throttle) -> None:

@@ -75,7 +75,7 @@ class ReplicaTrace:
         self.count = layout.num_replicas
         # The first value that the body traces: it knows the body's trace.
         self.index = lax.axis_index(AXIS)
-        # Ids of variables in parts to which a replica has assigned all.
+        # Ids of sharded variables to which a replica has assigned all.
         self._are_whole: set[int] = set()
         self._is_sharded = is_sharded
         self._all_of: dict[int, Any] = {}
@@ -121,7 +121,7 @@ class ReplicaTrace:
     def _note_assignment(
         self, variable: keras.Variable, known: set[int]
     ) -> None:
-        """Notes an assignment to a variable in parts, in a branch or loop."""
+        """Notes an assignment to a sharded variable, in a branch or loop."""
         key = id(variable)
         self._all_of.pop(key, None)
         if key not in known and not is_traced_by(self.index):
@@ -157,7 +157,7 @@ class ReplicaTrace:
         return cell_of(variable, OWN, own.replica_shard.shard_shape)
 
     def part(self, variable: keras.Variable) -> Any:
-        """Returns this replica's part of a variable in parts."""
+        """Returns this replica's part of a sharded variable."""
         return read(self._cell_of_shard(variable))
 
     def write(self, variable: keras.Variable, value: object) -> None:

@@ -19,7 +19,7 @@ from keras_dist_jax.sharding.supported import is_elementwise
 
 
 class ShardUpdates(TracedRunner, UpdatesShards):
-    """The runner of replicas whose optimizers update variables in parts."""
+    """The runner of replicas whose optimizers update sharded variables."""
 
     def __init__(self, trace: ReplicaTrace, sharding: Sharding) -> None:
         super().__init__(trace)

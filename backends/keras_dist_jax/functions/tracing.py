@@ -29,7 +29,7 @@ from keras_dist_jax.variables.bindings import is_per_replica
 
 
 class AssignedInside:
-    """Knowledge of variables in parts that branches or loops assign."""
+    """Knowledge of sharded variables that branches or loops assign."""
 
     # What a branch or loop reads of them must not be gathered around it. A
     # trace that has done so before it met the assignment is made again.

@@ -1,1 +1,1 @@
-"""Variables and optimizers' state in parts, over all devices."""
+"""Variables and optimizers' sharded state, over all devices."""

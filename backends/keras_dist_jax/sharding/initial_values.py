@@ -40,7 +40,7 @@ class InitialValues:
         self._programs: dict[Any, Any] = {}
 
     def make(self, variable: keras.Variable, initializer: object) -> bool:
-        """Initializes a variable in parts; false if it has none, or for other
+        """Initializes a sharded variable; false if it has none, or for other
         initializers."""
         own = self._sharding.shards_for(variable)
         if own is None or not _is_known(initializer):

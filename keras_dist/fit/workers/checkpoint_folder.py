@@ -1,4 +1,4 @@
-"""The folder of a checkpoint in parts, which all workers write and read.
+"""The folder of a sharded checkpoint, which all workers write and read.
 
 A file names the folder with the parts. It is replaced when all parts of a new
 checkpoint are written, so that there is always a whole one. Whatever else is

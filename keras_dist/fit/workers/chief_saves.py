@@ -109,7 +109,7 @@ def _save_at(
             if is_chief:
                 _write(original, args, kwargs)
         return
-    # In the next context, the chief alone has variables in parts.
+    # In the next context, the chief alone has sharded variables.
     digest = drift.digest_of(model)
     with readable_by_chief(model):
         if is_chief:

@@ -29,7 +29,7 @@ def comparable(
 ) -> list[keras.Variable]:
     """Returns the variables of which each worker has the whole value.
 
-    A variable in parts is not among them, nor one that is combined when read.
+    A sharded variable is not among them, nor one that is combined when read.
     """
     return [
         variable

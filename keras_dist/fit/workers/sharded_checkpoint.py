@@ -1,4 +1,4 @@
-"""Checkpoints in parts: each worker writes and reads what its devices have."""
+"""Sharded checkpoints: each worker writes and reads what its devices have."""
 
 import os
 from concurrent.futures import Future
@@ -76,7 +76,7 @@ def save_sharded(
 
 
 def restore_sharded(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Restores a model's training state from a checkpoint in parts.
+    """Restores a model's training state from a sharded checkpoint.
 
     Each worker reads what its devices keep. The numbers of workers and devices
     may differ from those that saved, and so may the strategy. The backend and

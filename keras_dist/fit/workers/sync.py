@@ -42,7 +42,7 @@ def written_by_chief(
 def _by_chief(
     model: keras.Model, writes: bool
 ) -> contextlib.AbstractContextManager[Any]:
-    """Serves the chief variables in parts; every worker enters the context."""
+    """Serves the chief sharded variables; every worker enters the context."""
     executor = getattr(strategy_of(model), "executor", None)
     if not isinstance(executor, KeepsShards):
         return contextlib.nullcontext()

@@ -87,7 +87,7 @@ class TrainingState:
         self._is_sharded: bool | None = file is None or None
 
     def exists_sharded(self) -> bool:
-        """Returns whether the chief has a whole checkpoint in parts."""
+        """Returns whether the chief has a whole sharded checkpoint."""
         return self._folder.exists()
 
     def save(
