@@ -1,9 +1,7 @@
-"""The grid of strategies, the original beside ours, and the table.
+"""The grid of strategies, and the original beside ours.
 
 With KERAS_DIST_ORIGINAL set, and on TensorFlow, the original is tested too.
 With KERAS_DIST_FOURTH set, and on PyTorch, the backend of `fourth.py` is.
-With the environment variable CONTRACT_TABLE set to the path of a file, runs
-on several backends add their columns to one table.
 """
 
 import os
@@ -12,7 +10,6 @@ import keras
 import pytest
 
 import keras_dist
-from conformance.contract import Table
 from keras_dist.plugins import override_backend
 
 BACKEND = keras.backend.backend()
@@ -20,7 +17,6 @@ CPUS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 # The original is no code of ours: it is checked when its version changes.
 ORIGINAL = bool(os.environ.get("KERAS_DIST_ORIGINAL"))
 FOURTH = bool(os.environ.get("KERAS_DIST_FOURTH"))
-TABLE = Table(os.environ.get("CONTRACT_TABLE"))
 GRID = {
     "default": lambda api: api.get_strategy(),
     "one_device": lambda api: api.OneDeviceStrategy("cpu:1"),
@@ -100,23 +96,3 @@ def pytest_runtest_teardown(item):
     # A test keeps its arguments until the next one, and with a strategy its
     # replicas' threads, that would look as if they had been left behind.
     item.funcargs.clear()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    mark = item.get_closest_marker("contract")
-    if mark is not None and (call.when == "call" or not report.passed):
-        callspec = getattr(item, "callspec", None)
-        original = callspec and callspec.params.get("api") == "native"
-        column = f"{BACKEND}, the original" if original else BACKEND
-        skipped = isinstance(report.longrepr, tuple) and report.longrepr[2]
-        TABLE.add(column, mark.args, report.outcome, skipped or "")
-    return report
-
-
-def pytest_terminal_summary(terminalreporter):
-    for index, line in enumerate(TABLE.lines()):
-        if index == 0:
-            terminalreporter.section("contract")
-        terminalreporter.write_line(line)

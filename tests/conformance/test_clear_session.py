@@ -10,7 +10,7 @@ from gradients.helpers import array
 X = np.arange(12.0, dtype="float32").reshape(6, 2)
 Y = X[:, :1]
 KINDS = {
-    "default": None,
+    "default": keras_dist.get_strategy,
     "one": lambda: keras_dist.OneDeviceStrategy("cpu:0"),
     "mirrored": lambda: keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]),
     "central": lambda: keras_dist.CentralStorageStrategy(
@@ -19,37 +19,20 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=KINDS)
-def make(request):
-    return KINDS[request.param] or keras_dist.get_strategy
-
-
-def _model():
-    model = keras.Sequential(
-        [
-            keras.Input((2,)),
-            keras.layers.Dense(1, kernel_initializer="ones"),
-        ]
-    )
-    model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
-    return model
-
-
 def _fit(model, clears=False):
     callback = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda *_: keras.utils.clear_session() if clears else None
     )
-    history = model.fit(
-        X, Y, batch_size=4, epochs=2, verbose=0, callbacks=[callback]
-    )
-    return history.history["loss"]
+    options = {"batch_size": 4, "epochs": 2, "verbose": 0}
+    return model.fit(X, Y, callbacks=[callback], **options).history["loss"]
 
 
 def _trained(strategy, clear):
     keras.utils.set_random_seed(1)
     with strategy.scope():
         clear()
-        model = _model()
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.001, momentum=0.9), "mse")
         clear()
     clear()
     losses = _fit(model)
@@ -66,8 +49,9 @@ def _nothing():
     """Clears nothing."""
 
 
-def test_nothing_is_lost_in_scopes_and_between_fits(make):
-    strategy = make()
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_lost_in_scopes_and_between_fits(kind):
+    strategy = KINDS[kind]()
     expected, expected_weights = _trained(strategy, _nothing)
     assert not keras_dist.has_strategy()
     losses, weights = _trained(strategy, keras.utils.clear_session)

@@ -1,4 +1,4 @@
-"""Contexts, scopes and threads."""
+"""Scopes, contexts and threads know their strategy, and don't mix."""
 
 import contextlib
 import copy
@@ -84,13 +84,8 @@ def test_a_scope_can_be_nested(api, scoped):
             assert in_scope_of(api, scoped)
         assert in_scope_of(api, scoped)
     assert in_default_state(api)
-
-
-@contract(4, native=False)
-def test_a_scope_can_be_entered_again_when_all_were_left(api, scoped):
-    scope = scoped.scope()
-    for _ in range(2):
-        with scope:
+    if api is keras_dist:  # again, when all were left
+        with first:
             assert in_scope_of(api, scoped)
         assert in_default_state(api)
 
@@ -100,26 +95,17 @@ def test_scopes_of_two_strategies_do_not_mix(api, scoped):
     other = api.OneDeviceStrategy("cpu:2")
     with scoped.scope():
         with (
-            pytest.raises(RuntimeError, match="Mixing different"),
+            pytest.raises(RuntimeError, match="Mixing different") as raised,
             other.scope(),
         ):
             pass
         assert in_scope_of(api, scoped)
         keras.Variable(1.0)
     assert in_default_state(api)
-
-
-@contract(5, native=False)
-def test_mixing_names_both_strategies(api, scoped):
-    other = api.OneDeviceStrategy("cpu:2")
-    with (
-        scoped.scope(),
-        pytest.raises(keras_dist.StrategyMismatchError) as raised,
-        other.scope(),
-    ):
-        pass
-    assert repr(scoped) in str(raised.value)
-    assert repr(other) in str(raised.value)
+    if api is keras_dist:
+        assert isinstance(raised.value, keras_dist.StrategyMismatchError)
+        assert repr(scoped) in str(raised.value)
+        assert repr(other) in str(raised.value)
 
 
 @contract(6)
@@ -199,14 +185,12 @@ def test_a_scope_is_not_left_around_an_open_device(api, two):
 def test_a_new_thread_is_in_the_default_state(api, scoped):
     seen = []
     with scoped.scope():
-        thread = threading.Thread(target=lambda: seen.append(default(api)))
+        thread = threading.Thread(
+            target=lambda: seen.append(in_default_state(api))
+        )
         thread.start()
         thread.join()
-    assert seen == [(False, False)]
-
-
-def default(api):
-    return api.has_strategy(), api.in_cross_replica_context()
+    assert seen == [True]
 
 
 CROSS = {
@@ -248,15 +232,11 @@ def test_cross_replica_methods_in_and_out_of_scope(
 def test_cross_replica_methods_in_replica_context(
     api, scoped, variable, method
 ):
-    with pytest.raises(RuntimeError, match="cross-replica context"):
+    with pytest.raises(RuntimeError, match="cross-replica context") as raised:
         scoped.run(lambda: CROSS[method](scoped, variable))
     assert in_default_state(api)
-
-
-@contract(14, native=False)
-def test_the_way_out_of_replica_context_is_named(api, two):
-    with pytest.raises(RuntimeError, match=r"merge_call\(\)"):
-        two.run(lambda: two.reduce("SUM", 1.0, axis=None))
+    if api is keras_dist and method == "reduce":
+        assert "merge_call()" in str(raised.value)
 
 
 @contract(15)
@@ -286,20 +266,15 @@ def test_strategies_of_one_process_have_no_cluster(api, strategy):
 def test_each_replica_has_its_number(api, strategy):
     count = strategy.num_replicas_in_sync
     ids = []
-    strategy.run(lambda: ids.append(replica_id(api)))
-    assert sorted(ids) == list(range(count))
-    assert api.get_replica_context().replica_id_in_sync_group == 0
-    assert isinstance(api.get_replica_context().replica_id_in_sync_group, int)
-
-
-@contract(18, native=False)
-def test_a_replicas_number_is_pythons(api, strategy):
-    ids = []
     strategy.run(
         lambda: ids.append(api.get_replica_context().replica_id_in_sync_group)
     )
-    assert ids == list(range(strategy.num_replicas_in_sync))
-    assert {type(number) for number in ids} == {int}
+    assert sorted(map(int, ids)) == list(range(count))
+    if api is keras_dist:
+        assert ids == list(range(count))
+        assert {type(number) for number in ids} == {int}
+    assert api.get_replica_context().replica_id_in_sync_group == 0
+    assert isinstance(api.get_replica_context().replica_id_in_sync_group, int)
 
 
 @contract(19)

@@ -7,7 +7,6 @@ import pytest
 
 from conformance.contract import LEFT_OUT
 from conformance.contract import NUMBERS
-from conformance.contract import Table
 from conformance.contract import contract
 
 
@@ -33,20 +32,3 @@ def test_every_number_is_carried_or_left_out():
 def test_a_number_outside_of_the_contract_is_refused():
     with pytest.raises(ValueError, match="L-9"):
         contract(1, "L-9")
-
-
-def test_columns_of_several_backends_meet_in_one_table(tmp_path):
-    path = tmp_path / "table.json"
-    first = Table(path)
-    first.add("jax", (1, "L-1"), "passed")
-    first.add("jax", (1,), "failed")
-    list(first.lines())
-    second = Table(path)
-    second.add("torch", (1,), "skipped", "no such device")
-    lines = list(second.lines())
-    assert lines[0].split() == ["number", "jax", "torch"]
-    assert lines[1].split(maxsplit=1) == [
-        "1",
-        f"{'1 passed, 1 failed':26}1 skipped",
-    ]
-    assert "skipped 1 (torch): no such device" in lines

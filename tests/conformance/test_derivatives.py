@@ -1,4 +1,4 @@
-"""Derivatives through collectives, and values that lose nothing in them."""
+"""Collectives have second derivatives, and lose no digit of integers."""
 
 import keras
 import pytest

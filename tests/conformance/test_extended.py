@@ -1,10 +1,9 @@
-"""`Strategy.extended`."""
+"""`Strategy.extended` updates each copy, and reduces to where it is told."""
 
 import keras
 import pytest
 
 from conformance.contract import contract
-from conformance.helpers import gradients
 from conformance.helpers import numbers
 from conformance.helpers import raw
 from conformance.helpers import tensor
@@ -24,25 +23,19 @@ def _names(devices):
 
 @contract(149)
 def test_devices_are_named_in_order(api, mirrored):
-    n = mirrored.num_replicas_in_sync
-    names = tuple(f"cpu:{i}" for i in range(n))
-    assert isinstance(mirrored.extended.worker_devices, tuple)
-    assert _names(mirrored.extended.worker_devices) == names
-    assert isinstance(mirrored.extended.parameter_devices, tuple)
-    assert _names(mirrored.extended.parameter_devices) == names
+    names = tuple(f"cpu:{i}" for i in range(mirrored.num_replicas_in_sync))
+    one = api.OneDeviceStrategy("cpu:1")
+    for strategy, expected in ((mirrored, names), (one, ("cpu:1",))):
+        extended = strategy.extended
+        for found in (extended.worker_devices, extended.parameter_devices):
+            assert isinstance(found, tuple)
+            assert _names(found) == expected
 
 
 @contract(149, native=False)
 def test_names_of_devices_are_canonical(api):
     strategy = api.MirroredStrategy(["/CPU:1", "cpu:0"])
     assert strategy.extended.worker_devices == ("cpu:1", "cpu:0")
-
-
-@contract(149)
-def test_one_device_computes_and_keeps_variables(api):
-    extended = api.OneDeviceStrategy("cpu:1").extended
-    assert _names(extended.worker_devices) == ("cpu:1",)
-    assert _names(extended.parameter_devices) == ("cpu:1",)
 
 
 @contract(149)
@@ -82,37 +75,19 @@ def test_equal_components_given_to_update(api, two):
 
 
 @contract(150)
-def test_structures_come_back_from_update(api, two):
+def test_results_of_update(api, two):
+    """They are mirrored, in a structure, or one by one."""
     v = variable(api, two, 1.0)
+    given = (parts(two, [1.0, 2.0]),)
     result = two.extended.update(
-        v,
-        lambda c, x: {"sum": keras.ops.add(c, x), "none": None},
-        (parts(two, [1.0, 2.0]),),
+        v, lambda c, x: {"sum": keras.ops.add(c, x), "none": None}, given
     )
     assert numbers(result["sum"]) == [2.0, 3.0]
+    assert repr(result["sum"]).startswith("Mirrored:{\n  0: ")
     assert result["none"] is None
-
-
-@contract(150)
-def test_results_of_update_are_mirrored(api, two):
-    v = variable(api, two, 1.0)
-    result = two.extended.update(v, lambda c: keras.ops.add(c, 1.0))
-    assert repr(result).startswith("Mirrored:{\n  0: ")
-    assert str(result).startswith("Mirrored:{\n  0: ")
-
-
-@contract(150)
-def test_results_of_update_one_by_one(api, mirrored):
-    n = mirrored.num_replicas_in_sync
-    v = variable(api, mirrored, 1.0)
-    result = mirrored.extended.update(
-        v,
-        lambda c, x: keras.ops.add(c, x),
-        (parts(mirrored, [float(r) for r in range(n)]),),
-        group=False,
-    )
+    result = two.extended.update(v, keras.ops.add, given, group=False)
     assert isinstance(result, tuple)
-    assert [to_numpy(x).tolist() for x in result] == [1.0 + r for r in range(n)]
+    assert [to_numpy(x).tolist() for x in result] == [2.0, 3.0]
 
 
 @contract(150)
@@ -185,16 +160,10 @@ def test_an_update_in_an_update(api, two):
 
 
 @contract(152, native=False)
-@pytest.mark.parametrize("of", [1.0, None, "v"])
-def test_only_variables_are_updated(api, two, of):
-    with pytest.raises(TypeError, match="variable"):
-        two.extended.update(of, lambda component: component)
-
-
-@contract(152, native=False)
 def test_only_own_variables_are_updated(api, two):
-    with pytest.raises((TypeError, ValueError), match="variable"):
-        two.extended.update(keras.Variable(1.0), lambda c: c.assign(2.0))
+    for of in (1.0, None, "v", keras.Variable(1.0)):
+        with pytest.raises((TypeError, ValueError), match="variable"):
+            two.extended.update(of, lambda component: component)
 
 
 @contract(153)
@@ -233,22 +202,19 @@ def test_update_at_one_location(api):
 
 
 @contract(154)
-@pytest.mark.parametrize(("op", "expected"), [("sum", 6.0), ("MEAN", 3.0)])
-def test_reduce_to_a_device(api, two, op, expected):
-    result = two.extended.reduce_to(op, parts(two, [2.0, 4.0]), "cpu:1")
-    assert numbers(result) == [expected]
-
-
-@contract(154)
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])
-def test_reduce_to_the_devices_of_a_variable(api, mirrored, op):
+def test_reduce_to_devices(api, mirrored, op):
+    """To one, to those of a variable and to those of the value itself."""
     n = mirrored.num_replicas_in_sync
     v = variable(api, mirrored, 1.0)
     value = parts(mirrored, [float(r) for r in range(n)])
+    total = n * (n - 1) / 2
+    expected = total if op == "SUM" else total / n
+    result = mirrored.extended.reduce_to(op.lower(), value, "cpu:1")
+    assert numbers(result) == [expected]
     result = mirrored.extended.reduce_to(op, value, v)
     assert repr(result).startswith("Mirrored:{\n")
-    total = n * (n - 1) / 2
-    assert numbers(result) == [total if op == "SUM" else total / n] * n
+    assert numbers(result) == [expected] * n
     again = mirrored.extended.reduce_to(op, value, destinations=value)
     assert numbers(again) == numbers(result)
 
@@ -281,19 +247,14 @@ def test_reducing_many_is_reducing_each(api, mirrored, op):
 
 
 @contract(156)
-def test_broadcast_to_the_devices_of_a_variable(api, mirrored):
+def test_broadcast_to(api, mirrored):
     v = variable(api, mirrored, 1.0)
-    result = mirrored.extended.broadcast_to(tensor([1.0, 2.0]), v)
+    extended = mirrored.extended
+    result = extended.broadcast_to(tensor([1.0, 2.0]), v)
     assert repr(result).startswith("Mirrored:{\n")
     assert numbers(result) == [[1.0, 2.0]] * mirrored.num_replicas_in_sync
-
-
-@contract(156)
-def test_broadcast_to_a_device_or_of_a_number(api, two):
-    v = variable(api, two, 1.0)
-    result = two.extended.broadcast_to(tensor(2.0), "cpu:1")
-    assert numbers(result) == [2.0]
-    assert two.extended.broadcast_to(1.5, v) == 1.5
+    assert numbers(extended.broadcast_to(tensor(2.0), "cpu:1")) == [2.0]
+    assert extended.broadcast_to(1.5, v) == 1.5
 
 
 @contract(157)
@@ -316,39 +277,6 @@ def test_reading_through_extended(api, two):
         api, two, 1.0, synchronization="on_read", aggregation="sum"
     )
     assert to_numpy(two.extended.read_var(total)).tolist() == 2.0
-
-
-@contract(160)
-def test_calls_for_each_replica_train(api, mirrored):
-    n = mirrored.num_replicas_in_sync
-    extended = mirrored.extended
-    with mirrored.scope():
-        w = keras.Variable([[1.0], [1.0]], aggregation="mean")
-    x = tensor([[1.0, 2.0]])
-
-    def grad():
-        def loss():
-            error = keras.ops.matmul(x, w.value) - 1.0
-            return keras.ops.sum(keras.ops.square(error))
-
-        value, (gradient,) = gradients(loss, [w])
-        return value, gradient
-
-    losses = []
-    for _ in range(10):
-        loss, gradient = extended.call_for_each_replica(grad)
-        losses.append(numbers(loss)[0])
-        summed = extended.reduce_to("sum", gradient, destinations=raw(api, w))
-        extended.update(
-            raw(api, w),
-            lambda c, g: c.assign_sub(g * (0.05 / n)),
-            (summed,),
-            group=False,
-        )
-    assert losses[0] == 4.0
-    assert losses[-1] < 1e-2
-    first, *others = copies(w)
-    assert others == [first] * (n - 1)
 
 
 @contract(160)

@@ -1,4 +1,4 @@
-"""OneDeviceStrategy on a device that is not the framework's default one.
+"""A strategy of one device keeps all there, also if it is not the default one.
 
 On PyTorch virtual devices differ in name only: there the tests hold that
 nothing is refused, and that strategies say the right names.
@@ -106,53 +106,28 @@ def test_a_model_that_was_made_elsewhere_moves(strategy, tmp_path):
     assert_here(strategy, all_variables(loaded))
 
 
-def _dataset(strategy):
-    return strategy.experimental_distribute_dataset(Range(4, 2))
+def _iterated(iterator):
+    iterator.initialize()
+    return [iterator.get_next() for _ in range(2)]
 
 
-def _datasets_from_function(strategy):
-    return strategy.distribute_datasets_from_function(lambda _: Range(4, 2))
-
-
-def _dataset_of_arrays(strategy):
-    dataset = strategy.experimental_make_numpy_dataset(np.arange(4))
-    return strategy.experimental_distribute_dataset(dataset.batch(2))
-
-
-def _iterator(strategy):
-    return _Next(strategy.make_dataset_iterator(Range(4, 2)))
-
-
-def _input_fn_iterator(strategy):
-    return _Next(strategy.make_input_fn_iterator(lambda _: Range(4, 2)))
-
-
-class _Next:
-    def __init__(self, iterator):
-        self._iterator = iterator
-        iterator.initialize()
-
-    def __iter__(self):
-        return iter([self._iterator.get_next() for _ in range(2)])
-
-
-SOURCES = [
-    _dataset,
-    _datasets_from_function,
-    _dataset_of_arrays,
-    _iterator,
-    _input_fn_iterator,
-]
+def _sources(strategy):
+    """Each way to distributed batches: of 0 and 1, and of 2 and 3."""
+    yield strategy.experimental_distribute_dataset(Range(4, 2))
+    yield strategy.distribute_datasets_from_function(lambda _: Range(4, 2))
+    arrays = strategy.experimental_make_numpy_dataset(np.arange(4))
+    yield strategy.experimental_distribute_dataset(arrays.batch(2))
+    yield _iterated(strategy.make_dataset_iterator(Range(4, 2)))
+    yield _iterated(strategy.make_input_fn_iterator(lambda _: Range(4, 2)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_distributed_batch(strategy, source):
-    batches = list(source(strategy))
-    assert [to_numpy(batch).tolist() for batch in batches] == [[0, 1], [2, 3]]
-    assert [places(batch) for batch in batches] == [HERE, HERE]
-    doubled = strategy.run(lambda x: x * 2, args=(batches[1],))
-    assert places(doubled) == HERE
+def test_every_distributed_batch(strategy):
+    for source in _sources(strategy):
+        rows = list(source)
+        assert [to_numpy(each).tolist() for each in rows] == [[0, 1], [2, 3]]
+        assert [places(each) for each in rows] == [HERE, HERE]
+        assert places(strategy.run(lambda x: x * 2, args=(rows[1],))) == HERE
 
 
 def test_values_from_a_function(strategy):
@@ -259,9 +234,7 @@ def test_the_page(module):
     with strategy.scope():
         v = keras.Variable(1.0)
     assert strategy.devices_of(v) == ("cpu:1",)
-    result = 0
-    for i in range(10):
-        result += strategy.run(lambda x: x * 2, args=(i,))
-    assert result == 90
+    results = [strategy.run(lambda x: x * 2, args=(i,)) for i in range(10)]
+    assert sum(results) == 90
     assert strategy.cluster_resolver is None
     assert strategy.num_replicas_in_sync == 1

@@ -1,4 +1,6 @@
-"""Optimizers in replica context, and averages that move."""
+"""Optimizers in `run` step on the sum of gradients, on all copies alike."""
+
+import functools
 
 import keras
 import numpy as np
@@ -54,36 +56,31 @@ def _moving_average(api, v, value, decay):
     v.assign(current(v) * decay + value * (1 - decay))
 
 
-@contract(196)
-def test_moving_average_of_the_replicas_mean(api, mirrored):
+@contract(196, 198)
+@pytest.mark.parametrize("context", ["cross", "replica"])
+def test_moving_average(api, mirrored, context):
+    """Of the mean of the replicas' values, twice."""
     n = mirrored.num_replicas_in_sync
     v = variable(api, mirrored, [10.0, 11.0], aggregation="mean")
+    mean = np.asarray([1.0, 2.0])
+    if context == "replica":
+        mean += np.asarray([1.0, -1.0]) * (n - 1) / 2
 
     def step():
-        r = float(replica_id(api))
+        r = float(replica_id(api)) if context == "replica" else 0.0
         _moving_average(api, v, tensor([1.0 + r, 2.0 - r]), 0.25)
 
-    mirrored.run(step)
-    mean = np.asarray([1.0, 2.0]) + np.asarray([1.0, -1.0]) * (n - 1) / 2
-    np.testing.assert_allclose(
-        _held_by_all(mirrored, v), [10 / 4, 11 / 4] + 0.75 * mean, rtol=1e-6
-    )
-
-
-@contract(198)
-def test_moving_average_in_cross_replica_context(api, two):
-    v = variable(api, two, [10.0, 11.0], aggregation="mean")
-    with two.scope():
-        _moving_average(api, v, tensor([1.0, 2.0]), 0.25)
+    expected = np.asarray([10.0, 11.0])
+    for _ in range(2):
+        if context == "replica":
+            mirrored.run(step)
+        else:
+            with mirrored.scope():
+                step()
+        expected = expected / 4 + 0.75 * mean
         np.testing.assert_allclose(
-            _held_by_all(two, v), [2.5 + 0.75, 2.75 + 1.5], rtol=1e-6
+            _held_by_all(mirrored, v), expected, rtol=1e-6
         )
-        _moving_average(api, v, tensor([1.0, 2.0]), 0.25)
-    expected = [
-        10.0 * 0.0625 + 1.0 * 0.9375,
-        11.0 * 0.0625 + 2.0 * 0.9375,
-    ]
-    np.testing.assert_allclose(_held_by_all(two, v), expected, rtol=1e-6)
 
 
 @contract(198, native=False)
@@ -94,22 +91,10 @@ def test_components_are_no_value_in_cross_replica_context(api, two):
         _moving_average(api, v, value, 0.25)
 
 
-@contract(199)
+@contract(199, 200)
 @pytest.mark.parametrize("context", ["cross", "replica"])
 def test_moving_average_of_a_variable(api, two, context):
-    average = variable(api, two, 4.0, aggregation="mean")
-    followed = variable(api, two, 8.0, aggregation="mean")
-    if context == "replica":
-        two.run(lambda: _moving_average(api, average, current(followed), 0.5))
-    else:
-        with two.scope():
-            _moving_average(api, average, current(followed), 0.5)
-    assert copies(average) == [6.0, 6.0]
-
-
-@contract(200)
-@pytest.mark.parametrize("context", ["cross", "replica"])
-def test_exponential_moving_average(api, two, context):
+    """Before and after the variable changes."""
     w = variable(api, two, 1.0, aggregation="mean")
     average = variable(api, two, 1.0, aggregation="mean")
 
@@ -157,80 +142,17 @@ def test_one_device_has_one_gradient(api, single):
     np.testing.assert_allclose(_held_by_all(single, v), [-0.1, -0.1])
 
 
-@contract(205)
-def test_one_step_with_momentum(api, two):
-    optimizer, (v,) = _made(
-        two,
-        lambda: keras.optimizers.SGD(0.5, momentum=0.06),
-        [1.0, 2.0, 3.0, 4.0],
-    )
-    _apply(two, optimizer, [[1.0, 6.0, 7.0, 2.0]], [v])
-    np.testing.assert_allclose(
-        _held_by_all(two, v), [0.0, -4.0, -4.0, 2.0], atol=1e-5
-    )
-    assert copies(optimizer.iterations) == [1, 1]
-
-
 @contract(206)
-def test_weight_decay(api, two):
-    def make():
-        optimizer = keras.optimizers.SGD(1.0, weight_decay=0.004)
-        optimizer.exclude_from_weight_decay(var_names=["v1"])
-        return optimizer
-
-    optimizer, variables = _made(two, make, 2.0, 3.0)
+def test_variables_that_do_not_decay(api, two):
     with two.scope():
         listed, beside = keras.Variable(4.0), keras.Variable(2.0)
-        other = keras.optimizers.SGD(1.0, weight_decay=0.004)
-        other.exclude_from_weight_decay(var_list=[listed])
-        other.build([listed, beside])
+        optimizer = keras.optimizers.SGD(1.0, weight_decay=0.004)
+        optimizer.exclude_from_weight_decay(var_list=[listed])
+        optimizer.build([listed, beside])
     for _ in range(3):
-        _apply(two, optimizer, [0.0, 0.0], variables)
-        _apply(two, other, [0.0, 0.0], [listed, beside])
-    decayed, named = variables
-    for each in (decayed, beside):
-        np.testing.assert_allclose(
-            _held_by_all(two, each), 1.9760959, rtol=1e-6
-        )
-    assert copies(named) == [3.0, 3.0]
+        _apply(two, optimizer, [0.0, 0.0], [listed, beside])
+    np.testing.assert_allclose(_held_by_all(two, beside), 1.9760959, rtol=1e-6)
     assert copies(listed) == [4.0, 4.0]
-
-
-@contract(207)
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_nesterov(api, mirrored, momentum):
-    n = mirrored.num_replicas_in_sync
-    optimizer, (v,) = _made(
-        mirrored,
-        lambda: keras.optimizers.SGD(0.01, momentum=momentum, nesterov=True),
-        np.ones(10),
-    )
-    grads = np.arange(0.1, 1.1, 0.1)
-    expected, velocity = np.ones(10), np.zeros(10)
-    for _ in range(5):
-        _apply(mirrored, optimizer, [grads], [v])
-        velocity = momentum * velocity - 0.01 * n * grads
-        expected = expected + momentum * velocity - 0.01 * n * grads
-        np.testing.assert_allclose(
-            _held_by_all(mirrored, v), expected, rtol=1e-5
-        )
-
-
-@contract(208, native=False)
-@pytest.mark.parametrize(
-    ("clip", "expected"),
-    [
-        ({"clipnorm": 1.0}, [-(0.5**0.5)] * 2),
-        ({"global_clipnorm": 1.0}, [-(0.5**0.5)] * 2),
-        ({"clipvalue": 1.0}, [-1.0, -1.0]),
-    ],
-)
-def test_sums_are_clipped(api, mirrored, clip, expected):
-    optimizer, (v,) = _made(
-        mirrored, lambda: keras.optimizers.SGD(1.0, **clip), [0.0, 0.0]
-    )
-    _apply(mirrored, optimizer, [[100.0, 100.0]], [v])
-    np.testing.assert_allclose(_held_by_all(mirrored, v), expected, rtol=1e-6)
 
 
 @contract(208, native=False)
@@ -260,41 +182,6 @@ def test_variables_need_not_be_named_again(make):
     assert (_held_by_all(two, v), _held_by_all(two, w)) == (0.0, 0.0)
 
 
-@contract(209)
-def test_average_of_variables_overwrites_them(api, two):
-    optimizer, (v,) = _made(
-        two,
-        lambda: keras.optimizers.SGD(
-            0.5, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3
-        ),
-        [3.0, 4.0, 5.0, 6.0],
-    )
-    ones = np.ones(4)
-    for expected in ([2, 3, 4, 5], [1, 2, 3, 4], [1.71, 2.71, 3.71, 4.71]):
-        _apply(two, optimizer, [ones], [v])
-        np.testing.assert_allclose(_held_by_all(two, v), expected, rtol=1e-5)
-
-
-@contract(210)
-def test_accumulated_gradients(api, two):
-    optimizer, (v,) = _made(
-        two,
-        lambda: keras.optimizers.SGD(1.0, gradient_accumulation_steps=3),
-        [[1.0, 2.0], [3.0, 4.0]],
-    )
-    grads = [[[1.0, 1.0], [2.0, 2.0]]]
-    for iterations, expected in [
-        (0, [[1.0, 2.0], [3.0, 4.0]]),
-        (0, [[1.0, 2.0], [3.0, 4.0]]),
-        (1, [[-1.0, 0.0], [-1.0, 0.0]]),
-    ]:
-        _apply(two, optimizer, grads, [v])
-        np.testing.assert_allclose(
-            _held_by_all(two, v), expected, atol=1e-5, rtol=1e-6
-        )
-        assert int(to_numpy(optimizer.iterations)) == iterations
-
-
 @contract(211, native=False)
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow",
@@ -312,7 +199,26 @@ def test_stateless_steps(api, two):
     assert copies(v) == [[1.0, 1.0]] * 2
 
 
+def _decayed():
+    optimizer = keras.optimizers.SGD(0.1, weight_decay=0.004)
+    optimizer.exclude_from_weight_decay(var_names=["v1"])
+    return optimizer
+
+
+def _sgd(*args, **options):
+    return functools.partial(keras.optimizers.SGD, *args, **options)
+
+
 OPTIMIZERS = {
+    "momentum": _sgd(0.01, 0.9),
+    "nesterov": _sgd(0.01, 0.9, True),
+    "nesterov without momentum": _sgd(0.01, 0.0, True),
+    "decayed": _decayed,
+    "clipnorm": _sgd(1.0, clipnorm=1.0),
+    "global_clipnorm": _sgd(1.0, global_clipnorm=1.0),
+    "clipvalue": _sgd(1.0, clipvalue=1.0),
+    "average": _sgd(0.5, use_ema=True, ema_overwrite_frequency=3),
+    "accumulated": _sgd(1.0, gradient_accumulation_steps=3),
     "adam": lambda: keras.optimizers.Adam(0.1),
     "adamw": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.05),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
@@ -331,26 +237,25 @@ if keras.backend.backend() != "jax":
     )
 
 
-@contract(203, native=False)
+@contract(203, 205, 206, 207, 208, 209, 210, native=False)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer_steps_on_the_sum(api, mirrored, name):
     n = mirrored.num_replicas_in_sync
-    alone = OPTIMIZERS[name]()
-    plain = keras.Variable([1.0, 2.0])
-    optimizer, (v,) = _made(mirrored, OPTIMIZERS[name], [1.0, 2.0])
-    for step in range(1, 4):
-        shares = [[float(r + step), -float(r)] for r in range(n)]
-        alone.apply([tensor(np.sum(shares, axis=0))], [plain])
-        mirrored.run(
-            lambda g: optimizer.apply([g], [v]), (parts(mirrored, shares),)
-        )
-    np.testing.assert_allclose(
-        _held_by_all(mirrored, v), to_numpy(plain), rtol=1e-5
-    )
-    for ours, theirs in zip(optimizer.variables, alone.variables, strict=True):
-        np.testing.assert_allclose(
-            _held_by_all(mirrored, ours), to_numpy(theirs), rtol=1e-5
-        )
+    initials = [1.0, 2.0], [[3.0], [4.0]]
+    alone, plain = _made(api.get_strategy(), OPTIMIZERS[name], *initials)
+    optimizer, variables = _made(mirrored, OPTIMIZERS[name], *initials)
+    for step in range(1, 5):
+        first = [[float(r + step), -float(r)] for r in range(n)]
+        second = [[[0.5 * r], [2.0]] for r in range(n)]
+        sums = [tensor(np.sum(each, axis=0)) for each in (first, second)]
+        alone.apply(sums, plain)
+        shares = parts(mirrored, first), parts(mirrored, second)
+        mirrored.run(lambda *g: optimizer.apply([*g], variables), shares)
+        ours = [*variables, *optimizer.variables]
+        for own, other in zip(ours, [*plain, *alone.variables], strict=True):
+            np.testing.assert_allclose(
+                _held_by_all(mirrored, own), to_numpy(other), rtol=1e-5
+            )
 
 
 @contract(203)
@@ -376,14 +281,3 @@ def test_an_optimizer_of_another_strategy_is_refused(api, two):
         v = keras.Variable(1.0)
     with refuses(keras_dist.StrategyMismatchError, v):
         _apply(other, optimizer, [1.0], [v])
-
-
-@contract(203, native=False)
-def test_replicas_read_what_was_stepped(api, two):
-    optimizer, (v,) = _made(two, lambda: keras.optimizers.SGD(1.0), 0.0)
-
-    def step():
-        optimizer.apply([tensor(1.0)], [v])
-        return current(v)
-
-    assert [x.tolist() for x in local(two.run(step))] == [-2.0, -2.0]

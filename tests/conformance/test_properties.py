@@ -1,27 +1,34 @@
-"""What holds for any nest, shape, split and number of replicas."""
+"""Gathering and reducing give what all rows together do, for any nest."""
 
 import hypothesis
 import keras
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
 import keras_dist
+from conformance.contract import contract
 from conformance.helpers import to_numpy
 
+CPUS = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 DTYPES = ("float32", "int32", "bool")
 SETTINGS = hypothesis.settings(
     max_examples=25, deadline=None, derandomize=True, database=None
 )
 
 
+class Parts(list):
+    """The parts of one array: a leaf, although it is a list."""
+
+
 @st.composite
-def parts_of_an_array(draw, num_replicas, dtypes=DTYPES):
-    """Arrays, one a replica, that differ in their number of rows."""
-    dtype = draw(st.sampled_from(dtypes))
-    trailing = draw(st.lists(st.integers(1, 3), max_size=2))
-    parts = []
+def parts_of_an_array(draw, num_replicas, rank, axis):
+    """Arrays, one a replica, that differ in their size along the axis."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(1, 3), min_size=rank, max_size=rank))
+    parts = Parts()
     for _ in range(num_replicas):
-        shape = (draw(st.integers(0, 4)), *trailing)
+        shape[axis] = draw(st.integers(0, 4))
         size = int(np.prod(shape))
         numbers = draw(
             st.lists(st.integers(-4, 4), min_size=size, max_size=size)
@@ -30,9 +37,13 @@ def parts_of_an_array(draw, num_replicas, dtypes=DTYPES):
     return parts
 
 
-def nests_of(leaf):
-    """Nests of one structure or another with such leaves."""
-    return st.recursive(
+@st.composite
+def cases(draw):
+    """An axis, and a nest of arrays in parts."""
+    rank = draw(st.integers(1, 3))
+    axis = draw(st.integers(-rank, rank - 1))
+    leaf = parts_of_an_array(draw(st.integers(1, 4)), rank, axis)
+    nests = st.recursive(
         leaf,
         lambda inner: (
             st.lists(inner, min_size=1, max_size=2)
@@ -43,10 +54,14 @@ def nests_of(leaf):
         ),
         max_leaves=3,
     )
+    return axis, draw(nests)
 
 
-class Parts(list):
-    """The parts of one array: a leaf, although it is a list."""
+def leaves(nest):
+    if isinstance(nest, Parts):
+        return [nest]
+    values = nest.values() if isinstance(nest, dict) else nest
+    return [leaf for value in values for leaf in leaves(value)]
 
 
 def map_parts(fn, nest):
@@ -57,67 +72,47 @@ def map_parts(fn, nest):
     return type(nest)(map_parts(fn, value) for value in nest)
 
 
-@st.composite
-def cases(draw, dtypes=DTYPES):
-    """A number of replicas, and a nest of arrays in parts."""
-    num_replicas = draw(st.integers(2, 4))
-    leaf = parts_of_an_array(num_replicas, dtypes).map(Parts)
-    return num_replicas, draw(nests_of(leaf))
-
-
-def mirrored(num_replicas):
-    return keras_dist.MirroredStrategy(
-        [f"cpu:{i}" for i in range(num_replicas)]
-    )
-
-
-def distributed(strategy, nest):
-    def value_fn(context):
-        index = context.replica_id_in_sync_group
-        return map_parts(lambda parts: parts[index], nest)
-
-    return strategy.experimental_distribute_values_from_function(value_fn)
-
-
 def assert_equal(got, expected):
+    keras.tree.assert_same_structure(got, expected)
     for a, b in zip(
         keras.tree.flatten(to_numpy(got)),
         keras.tree.flatten(expected),
         strict=True,
     ):
         assert a.shape == b.shape
-        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@contract(50, 51, 52, 53, 58, 69, 70, 77, 79, 81, native=False)
+@pytest.mark.parametrize(
+    "make", [keras_dist.MirroredStrategy, keras_dist.CentralStorageStrategy]
+)
 @SETTINGS
-@hypothesis.given(cases())
-def test_gathering_what_was_distributed_gives_it_back(case):
-    num_replicas, nest = case
-    strategy = mirrored(num_replicas)
-    gathered = strategy.gather(distributed(strategy, nest), axis=0)
-    assert_equal(gathered, map_parts(np.concatenate, nest))
-
-
-@SETTINGS
-@hypothesis.given(cases(dtypes=("float32", "int32")))
-def test_a_sum_over_rows_is_the_plain_sum(case):
-    num_replicas, nest = case
-    strategy = mirrored(num_replicas)
-    total = strategy.reduce("SUM", distributed(strategy, nest), axis=0)
-    assert_equal(
-        total, map_parts(lambda parts: np.concatenate(parts).sum(0), nest)
+@hypothesis.given(case=cases())
+def test_all_rows_are_gathered_and_reduced(make, case):
+    axis, nest = case
+    strategy = make(CPUS[: len(leaves(nest)[0])])
+    value = strategy.experimental_distribute_values_from_function(
+        lambda context: map_parts(
+            lambda parts: parts[context.replica_id_in_sync_group], nest
+        )
     )
-
-
-@SETTINGS
-@hypothesis.given(cases(dtypes=("float32", "int32")))
-def test_every_replica_gathers_the_same(case):
-    num_replicas, nest = case
-    strategy = mirrored(num_replicas)
+    whole = map_parts(lambda parts: np.concatenate(parts, axis), nest)
+    assert_equal(strategy.gather(value, axis=axis), whole)
 
     def replica_fn(own):
-        return keras_dist.get_replica_context().all_gather(own, axis=0)
+        return keras_dist.get_replica_context().all_gather(own, axis=axis)
 
-    everyone = strategy.run(replica_fn, args=(distributed(strategy, nest),))
+    everyone = strategy.run(replica_fn, args=(value,))
     for own in strategy.experimental_local_results(everyone):
-        assert_equal(own, map_parts(np.concatenate, nest))
+        assert_equal(own, whole)
+    arrays = keras.tree.flatten(whole)
+    if any(array.dtype == bool for array in arrays):
+        return
+    for op, reduce in (("SUM", np.sum), ("MEAN", np.mean)):
+        if op == "SUM" or all(array.shape[axis] for array in arrays):
+            expected = keras.tree.map_structure(
+                lambda array, reduce=reduce: np.asarray(reduce(array, axis)),
+                whole,
+            )
+            assert_equal(strategy.reduce(op, value, axis=axis), expected)

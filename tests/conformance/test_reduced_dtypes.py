@@ -1,4 +1,4 @@
-"""`reduce` and `all_reduce` of booleans, small integers, and no numbers.
+"""Booleans and small integers are reduced without overflow.
 
 The original raises a `TypeError` of its own for all of them.
 """

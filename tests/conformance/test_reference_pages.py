@@ -1,8 +1,8 @@
-"""The examples of the reference pages, for any backend.
+"""The examples of the reference pages run, on any backend.
 
 A comment over each test names the pages and the member it is shown at. Examples
-of what `reduce`, `gather` and the methods of logical devices return are in the
-tests of these methods, and `pages.NOT_RUN` lists those that are nowhere.
+of `run`, `reduce`, `gather` and the methods of logical devices are in the tests
+of these methods, and `pages.NOT_RUN` lists those that are nowhere.
 """
 
 import keras
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import keras_dist
-from conformance.helpers import compiled
 from conformance.helpers import function
 from conformance.helpers import local
 from conformance.helpers import tensor
@@ -68,37 +67,23 @@ def test_central_storage_without_arguments():
     assert seen == [1, 2, 3, 4, 5]
 
 
-# All pages: experimental_distribute_values_from_function, examples 1 to 3.
-@pytest.mark.parametrize(
-    ("value_fn", "expected"),
-    [
-        (lambda context: tensor(1.0), [1.0, 1.0]),
-        (
-            lambda context: np.array([3.0, 2.0, 1.0])[
-                context.replica_id_in_sync_group
-            ],
-            [3.0, 2.0],
-        ),
-        (lambda context: context.num_replicas_in_sync, [2, 2]),
-    ],
-)
-def test_values_from_a_function(strategy, value_fn, expected):
-    values = strategy.experimental_distribute_values_from_function(value_fn)
-    assert isinstance(values, keras_dist.DistributedValues)
-    results = strategy.experimental_local_results(values)
-    assert [to_numpy(x).tolist() for x in results] == expected
-
-
-# The same, example 4: values placed on the devices.
-def test_values_that_are_on_the_devices(strategy):
-    multiple_values = []
+# All pages: experimental_distribute_values_from_function, examples 1 to 4. The
+# last ones are on the devices.
+def test_values_from_a_function(strategy):
+    array = np.array([3.0, 2.0, 1.0])
+    placed = []
     for i, name in enumerate(strategy.extended.worker_devices):
         with keras.device(name):
-            multiple_values.append(tensor(float(i)))
-    values = strategy.experimental_distribute_values_from_function(
-        lambda context: multiple_values[context.replica_id_in_sync_group]
-    )
-    assert shown(values) == [0.0, 1.0]
+            placed.append(tensor(float(i)))
+    for value_fn, expected in (
+        (lambda context: tensor(1.0), [1.0, 1.0]),
+        (lambda context: array[context.replica_id_in_sync_group], [3.0, 2.0]),
+        (lambda context: context.num_replicas_in_sync, [2, 2]),
+        (lambda context: placed[context.replica_id_in_sync_group], [0.0, 1.0]),
+    ):
+        values = strategy.experimental_distribute_values_from_function(value_fn)
+        assert isinstance(values, keras_dist.DistributedValues)
+        assert shown(values) == expected
     assert [places(x) for x in values.values] == [[name] for name in PLACES]
 
 
@@ -116,25 +101,6 @@ def test_a_sum_of_ids_and_where_it_is(strategy, one):
     assert shown(one.experimental_run(replica_id)) == [0]
     assert to_numpy(one.reduce("SUM", one.run(replica_id))) == 0
     assert to_numpy(one.reduce("SUM", tensor([1.0, 2.0]))).tolist() == [1, 2]
-
-
-# All pages: run, each example.
-def test_running(strategy):
-    @compiled
-    def replica_fn(value):
-        return value * 2.0
-
-    result = strategy.run(replica_fn, args=(tensor(3.0),))
-    assert isinstance(result, keras_dist.PerReplica)
-    assert shown(result) == [6.0, 6.0]
-    ids = strategy.experimental_distribute_values_from_function(
-        lambda context: tensor(context.replica_id_in_sync_group, "int32")
-    )
-
-    def reduced(value):
-        return keras_dist.get_replica_context().all_reduce("sum", value)
-
-    assert shown(strategy.run(reduced, args=(ids,))) == [1, 1]
 
 
 # MirroredStrategy: scope.
@@ -183,27 +149,16 @@ def test_a_model_in_and_out_of_scope(strategy, tmp_path):
         assert strategy.devices_of(variable) == where
 
 
-# Strategy: a custom training loop.
-def test_a_custom_loop_over_a_distributed_dataset(strategy):
-    with strategy.scope():
-        scale = keras.Variable(2.0)
-
-        def replica_fn(rows):
-            return keras.ops.sum(keras.ops.cast(rows, "float32")) * scale
-
-        dataset = strategy.experimental_distribute_dataset(Range(8, 4))
-        for _ in range(2):
-            total_result = 0
-            for x in dataset:
-                per_replica_result = strategy.run(replica_fn, args=(x,))
-                total_result += strategy.reduce(
-                    keras_dist.ReduceOp.SUM, per_replica_result, axis=None
-                )
-            assert to_numpy(total_result).tolist() == 56.0
-
-
-# All pages: experimental_distribute_dataset.
-def test_parts_of_a_range(strategy):
+# All pages: experimental_distribute_dataset, and
+# experimental_make_numpy_dataset, on the older ones with a session.
+def test_parts_of_a_range(strategy, one):
+    for each in (strategy, one):
+        dataset = each.experimental_make_numpy_dataset(
+            np.ones([10], dtype=np.float32), session=None
+        )
+        data = each.experimental_distribute_dataset(dataset.batch(5))
+        rows = [row for x in data for part in shown(x) for row in part]
+        assert rows == [1.0] * 10
     batches = list(strategy.experimental_distribute_dataset(Range(5, 2)))
     assert [shown(x) for x in batches] == [[[0], [1]], [[2], [3]], [[4], []]]
     for x in batches:
@@ -229,18 +184,6 @@ def test_datasets_from_a_function(strategy, prefix):
         assert context.num_replicas_in_sync == 2
         assert context.num_input_pipelines == 1
         assert context.input_pipeline_id == 0
-
-
-# All pages: experimental_make_numpy_dataset, on the older ones with a session.
-def test_a_dataset_of_an_array(strategy, one):
-    for each in (strategy, one):
-        dataset = each.experimental_make_numpy_dataset(
-            np.ones([10], dtype=np.float32), session=None
-        )
-        assert sum(float(row) for row in dataset) == 10.0
-        dist_dataset = each.experimental_distribute_dataset(dataset.batch(5))
-        rows = [row for x in dist_dataset for part in shown(x) for row in part]
-        assert rows == [1.0] * 10
 
 
 # compat.v1: make_input_fn_iterator, which only supports PER_WORKER.

@@ -1,4 +1,4 @@
-"""The examples of TPUStrategy's reference pages, for any backend.
+"""The examples of TPUStrategy's reference pages run, on any backend.
 
 The tests' CPU devices stand in for a TPU.
 """
@@ -153,19 +153,3 @@ def test_the_attributes(strategy, resolver):
     assert feature.num_embedding_devices_per_chip == 0
     assert extended.should_checkpoint
     assert extended.should_save_summary
-
-
-# scope: a model in it, saved and loaded.
-def test_a_model(strategy, tmp_path):
-    with strategy.scope():
-        assert keras_dist.get_strategy() is strategy
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-    x, y = np.ones((5, 2), "float32"), np.ones((5, 1), "float32")
-    model.fit(x, y, batch_size=5, verbose=0)
-    model.save(tmp_path / "model.keras")
-    with strategy.scope():
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
-    loaded.fit(x, y, batch_size=5, verbose=0)
-    for variable in (*loaded.variables, *loaded.optimizer.variables):
-        assert len(strategy.devices_of(variable)) == COUNT

@@ -1,4 +1,4 @@
-"""Local results, values from a function, and per-replica values."""
+"""Per-replica values: made, taken apart, printed, and no tensors outside."""
 
 import copy
 import operator
@@ -50,18 +50,11 @@ def test_local_results_without_tensors(api, two):
 
 
 @contract(95)
-def test_local_results_of_a_plain_value(api, strategy):
+def test_local_results_of_one_value(api, strategy, single):
     assert strategy.experimental_local_results(4.0) == (4.0,)
-    value = tensor([1.0])
-    (result,) = strategy.experimental_local_results(value)
-    assert result is value
-
-
-@contract(95)
-def test_local_results_of_one_replica(api, single):
-    value = single.run(lambda: tensor(4.0))
-    (result,) = single.experimental_local_results(value)
-    assert result is value
+    for value in (tensor([1.0]), single.run(lambda: tensor(4.0))):
+        (result,) = strategy.experimental_local_results(value)
+        assert result is value
 
 
 @contract(96)
@@ -86,20 +79,10 @@ def test_a_nest_from_a_function_is_a_nest_of_values(api, mirrored):
     assert numbers(made[1]["a"]) == [*range(count)]
 
 
-@contract(96)
-@pytest.mark.parametrize("value", [1.0, (1.0, 2.0), None])
-def test_values_from_a_function_of_one_replica(api, value):
-    for alone in (api.get_strategy(), api.OneDeviceStrategy("cpu:1")):
-        made = per_replica(alone, lambda i: value)
-        assert not is_distributed(made)
-        assert made == value
-
-
 @contract(96, native=False)
 @pytest.mark.parametrize("value", [1.0, (1.0, 2.0), None])
-def test_values_from_a_function_of_one_mirror(api, value):
-    alone = api.MirroredStrategy(["cpu:1"])
-    made = per_replica(alone, lambda i: value)
+def test_values_from_a_function_of_one_replica(api, single, value):
+    made = per_replica(single, lambda i: value)
     assert not is_distributed(made)
     assert made == value
 
@@ -142,9 +125,8 @@ def test_contexts_have_defaults(api):
     assert context.replica_id_in_sync_group == 0
     assert context.num_replicas_in_sync == 1
     context = api.InputContext()
-    assert context.num_input_pipelines == 1
+    assert context.num_input_pipelines == context.num_replicas_in_sync == 1
     assert context.input_pipeline_id == 0
-    assert context.num_replicas_in_sync == 1
 
 
 @contract(99)
@@ -213,17 +195,9 @@ def test_selecting_is_the_inverse_of_regrouping(api, mirrored):
 
 
 OPERATORS = [
-    operator.add,
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    operator.floordiv,
-    operator.mod,
-    operator.pow,
-    operator.lt,
-    operator.le,
-    operator.gt,
-    operator.ge,
+    *(operator.add, operator.sub, operator.mul, operator.truediv),
+    *(operator.floordiv, operator.mod, operator.pow),
+    *(operator.lt, operator.le, operator.gt, operator.ge),
 ]
 
 
@@ -253,19 +227,11 @@ def test_a_variable_has_the_operators_of_its_component(api, two, op):
 @contract(104)
 def test_a_variable_has_the_attributes_of_its_component(api, two):
     with two.scope():
-        variable = keras.Variable([[1.0, -2.0]])
-    shape, negative, absolute, row = two.run(
-        lambda: (
-            tuple(variable.shape),
-            -variable + 0.0,
-            abs(variable),
-            variable[0],
-        )
-    )
+        v = keras.Variable([[1.0, -2.0]])
+    shape, *others = two.run(lambda: (tuple(v.shape), -v + 0.0, abs(v), v[0]))
     assert set(two.experimental_local_results(shape)) == {(1, 2)}
-    assert numbers(negative) == [[[-1.0, 2.0]]] * 2
-    assert numbers(absolute) == [[[1.0, 2.0]]] * 2
-    assert numbers(row) == [[1.0, -2.0]] * 2
+    expected = [[-1.0, 2.0]], [[1.0, 2.0]], [1.0, -2.0]
+    assert [numbers(each) for each in others] == [[x, x] for x in expected]
 
 
 @contract(104, native=False)

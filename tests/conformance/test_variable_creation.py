@@ -1,4 +1,4 @@
-"""Variables: creation, and what is known of them afterwards."""
+"""A variable has a copy on each device, and is what it was declared as."""
 
 import copy
 
@@ -12,39 +12,34 @@ from conformance.helpers import local
 from conformance.helpers import raw
 from conformance.helpers import replica_id
 from conformance.helpers import to_numpy
+from conformance.variables import SYNCHRONIZATIONS
 from conformance.variables import copies
 from conformance.variables import parts
 from conformance.variables import read
 from conformance.variables import refuses
 from conformance.variables import variable
 
+ALL_SYNCHRONIZATIONS = ("auto", *SYNCHRONIZATIONS)
+kinds = pytest.mark.parametrize("synchronization", SYNCHRONIZATIONS)
+all_kinds = pytest.mark.parametrize("synchronization", ALL_SYNCHRONIZATIONS)
+
 
 @contract(106)
-@pytest.mark.parametrize(
-    ("synchronization", "kind"),
-    [
-        ("auto", "MirroredVariable"),
-        ("on_write", "MirroredVariable"),
-        ("on_read", "SyncOnReadVariable"),
-    ],
-)
-def test_a_copy_on_each_device(api, mirrored, synchronization, kind):
+@all_kinds
+def test_a_copy_on_each_device(api, mirrored, synchronization):
     v = variable(api, mirrored, [1.0, 2.0], synchronization=synchronization)
+    is_mirrored = synchronization != "on_read"
+    kind = "MirroredVariable" if is_mirrored else "SyncOnReadVariable"
     assert str(v).startswith(f"{kind}:{{\n  0: <")
     assert repr(v).startswith(f"{kind}:{{\n  0: <")
     assert copies(v) == [[1.0, 2.0]] * mirrored.num_replicas_in_sync
-
-
-@contract(106)
-def test_copies_live_on_the_devices_in_order(api, mirrored):
-    v = variable(api, mirrored, 1.0)
     assert len(v.values) == mirrored.num_replicas_in_sync
     if api is keras_dist:
         assert mirrored.devices_of(v) == mirrored.extended.worker_devices
 
 
 @contract(106, native=False)
-@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
+@all_kinds
 def test_one_replica_has_plain_variables(api, single, synchronization):
     v = variable(api, single, 1.0, synchronization=synchronization)
     assert not isinstance(v, api.DistributedValues)
@@ -54,7 +49,7 @@ def test_one_replica_has_plain_variables(api, single, synchronization):
 
 
 @contract(106, native=False)
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+@kinds
 def test_a_component_is_a_variable(api, two, synchronization):
     v = variable(api, two, 1.0, synchronization=synchronization)
     for component in v.values:
@@ -81,61 +76,47 @@ def test_copies_are_not_written_alone(api, two):
         v.values[1].assign(5.0)
 
 
-@contract(107)
-def test_defaults_are_auto_and_none(api, two):
+@contract(107, 111)
+@all_kinds
+def test_what_was_given_can_be_read(api, two, synchronization):
     with two.scope():
-        v = keras.Variable(1.0)
-    assert v.synchronization == "auto"
-    assert v.aggregation == "none"
+        default = keras.Variable(1.0)
+        made = [
+            keras.Variable(
+                1.0,
+                synchronization=synchronization,
+                aggregation=aggregation,
+                trainable=trainable,
+            )
+            for aggregation in ("none", "mean", "sum")
+            for trainable in (True, False)
+        ]
+    assert (default.synchronization, default.aggregation) == ("auto", "none")
+    assert default.trainable
+    assert {v.synchronization for v in made} == {synchronization}
+    assert [v.aggregation for v in made[::2]] == ["none", "mean", "sum"]
+    assert [v.trainable for v in made] == [True, False] * 3
 
 
-@contract(107)
-@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
-@pytest.mark.parametrize("aggregation", ["none", "mean", "sum"])
-def test_what_was_given_can_be_read(api, two, synchronization, aggregation):
-    with two.scope():
-        v = keras.Variable(
-            1.0, synchronization=synchronization, aggregation=aggregation
-        )
-    assert (v.synchronization, v.aggregation) == (synchronization, aggregation)
+MEAN_OF_INTEGERS = {"dtype": "int32", "trainable": False, "aggregation": "mean"}
 
 
-@contract(108)
-def test_synchronization_none_is_refused(api, mirrored):
-    with mirrored.scope(), pytest.raises(ValueError, match=r"(?i)none"):
-        keras.Variable(1.0, synchronization="none")
-
-
-@contract(109)
-@pytest.mark.parametrize("argument", ["synchronization", "aggregation"])
-def test_unknown_modes_are_refused(api, mirrored, argument):
-    with mirrored.scope(), pytest.raises(ValueError, match=argument):
-        keras.Variable(1.0, **{argument: "sometimes"})
-
-
-@contract(110)
-@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
-def test_a_mean_of_integers_is_refused(api, mirrored, synchronization):
-    with mirrored.scope(), pytest.raises(ValueError, match=r"(?i)mean"):
-        keras.Variable(
-            1,
-            dtype="int32",
-            trainable=False,
-            aggregation="mean",
-            synchronization=synchronization,
-        )
-
-
-@contract(111)
-@pytest.mark.parametrize("synchronization", ["auto", "on_write", "on_read"])
-@pytest.mark.parametrize("trainable", [True, False])
-def test_trainable_is_what_was_given(api, two, synchronization, trainable):
-    with two.scope():
-        v = keras.Variable(
-            1.0, trainable=trainable, synchronization=synchronization
-        )
-        assert keras.Variable(1.0).trainable
-    assert v.trainable is trainable
+@contract(108, 109, 110)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"synchronization": "none"}, "none"),
+        ({"synchronization": "sometimes"}, "synchronization"),
+        ({"aggregation": "sometimes"}, "aggregation"),
+        *(
+            (MEAN_OF_INTEGERS | {"synchronization": each}, "mean")
+            for each in ALL_SYNCHRONIZATIONS
+        ),
+    ],
+)
+def test_what_can_not_be_declared(api, mirrored, options, says):
+    with mirrored.scope(), pytest.raises(ValueError, match=f"(?i){says}"):
+        keras.Variable(1.0, **options)
 
 
 @contract(112, native=False)
@@ -146,35 +127,35 @@ def test_paths_are_those_of_plain_variables(api, two):
         dense.build((None, 1))
     assert (v.name, v.path) == ("v", "v")
     assert dense.kernel.path == "dense/kernel"
-    assert v.values[0].path == "v"
-    assert v.values[1].path == "v/replica_1"
+    assert [each.path for each in v.values] == ["v", "v/replica_1"]
 
 
-@contract(113)
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
-@pytest.mark.parametrize("inside", ["scope", "run"])
-def test_random_initial_values_are_equal(
-    api, mirrored, synchronization, inside
-):
-    made = {}
+@contract(48, 113, 115)
+@kinds
+@pytest.mark.parametrize("inside", ["scope", "run", "merge_call"])
+def test_wherever_it_is_made(api, mirrored, synchronization, inside):
+    """Random initial values are equal on all replicas."""
 
-    def make():
+    def make(*_):
         v = keras.Variable(
             keras.initializers.RandomNormal(),
             shape=(3,),
             synchronization=synchronization,
         )
-        made["v"] = v
         return raw(api, v)
 
-    if inside == "run":
-        v = mirrored.run(make)
-    else:
+    if inside == "scope":
         with mirrored.scope():
             v = make()
+    elif inside == "run":
+        v = mirrored.run(make)
+    else:
+        v = mirrored.run(lambda: api.get_replica_context().merge_call(make))
     first, *others = copies(v)
     assert np.any(np.asarray(first) != 0.0)
     assert others == [first] * (mirrored.num_replicas_in_sync - 1)
+    assert "Variable:{" in str(v)
+    assert mirrored.extended.variable_created_in_scope(v)
 
 
 @contract(114)
@@ -183,12 +164,8 @@ def test_a_variable_made_on_first_call_is_one(api, mirrored):
 
     def step():
         if replica_id(api) not in made:
-            made[replica_id(api)] = variable_in_run()
+            made[replica_id(api)] = raw(api, keras.Variable(4.0))
         return made[replica_id(api)].assign_add(1.0)
-
-    def variable_in_run():
-        v = keras.Variable(4.0)
-        return raw(api, v)
 
     mirrored.run(step)
     mirrored.run(step)
@@ -209,24 +186,6 @@ def test_a_layer_built_in_run_is_one_layer(api, mirrored):
         np.testing.assert_array_equal(other, first)
 
 
-@contract(115)
-@pytest.mark.parametrize("inside", ["scope", "run", "merge_call"])
-def test_wherever_it_is_made(api, mirrored, inside):
-    def make(*_):
-        v = keras.Variable(2.0)
-        return raw(api, v)
-
-    if inside == "scope":
-        with mirrored.scope():
-            v = make()
-    elif inside == "run":
-        v = mirrored.run(make)
-    else:
-        v = mirrored.run(lambda: api.get_replica_context().merge_call(make))
-    assert str(v).startswith("MirroredVariable:{")
-    assert copies(v) == [2.0] * mirrored.num_replicas_in_sync
-
-
 @contract(116, native=False)
 @pytest.mark.parametrize("maker", [0, 1])
 def test_every_replica_has_to_make_it(api, mirrored, maker):
@@ -242,7 +201,7 @@ def test_every_replica_has_to_make_it(api, mirrored, maker):
 
 
 @contract(118)
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+@kinds
 def test_a_variable_knows_its_strategy(api, two, synchronization):
     v = variable(api, two, synchronization=synchronization)
     assert v.distribute_strategy is two
@@ -257,24 +216,19 @@ def test_a_variable_knows_its_strategy(api, two, synchronization):
 def test_colocation_is_for_own_variables_in_scope(api, two):
     own = variable(api, two)
     plain = raw(api, keras.Variable(1.0))
-    with (
-        pytest.raises(RuntimeError, match="Need to be inside"),
-        two.extended.colocate_vars_with(own),
-    ):
-        pass
+    colocated = two.extended.colocate_vars_with
+    with pytest.raises(RuntimeError, match="Need to be inside"):
+        colocated(own).__enter__()
     with two.scope():
-        with (
-            pytest.raises(ValueError, match="created in this"),
-            two.extended.colocate_vars_with(plain),
-        ):
-            pass
-        with two.extended.colocate_vars_with(own):
+        with pytest.raises(ValueError, match="created in this"):
+            colocated(plain).__enter__()
+        with colocated(own):
             made = variable(api, two, 3.0)
     assert copies(made) == [3.0, 3.0]
 
 
 @contract(120)
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+@kinds
 def test_a_deep_copy_is_a_variable_of_its_own(api, two, synchronization):
     v = variable(api, two, 1.5, synchronization=synchronization)
     with two.scope():
@@ -290,7 +244,7 @@ def test_a_deep_copy_is_a_variable_of_its_own(api, two, synchronization):
 @contract(120, native=False)
 def test_a_deep_copy_keeps_what_differs(api, two):
     v = variable(api, two, synchronization="on_read", aggregation="sum")
-    two.run(lambda x: v.assign(x), args=(parts(two, [4.0, 3.0]),))
+    two.run(v.assign, args=(parts(two, [4.0, 3.0]),))
     copied = copy.deepcopy(v)
     assert copies(copied) == [4.0, 3.0]
     assert copied.aggregation == "sum"
@@ -298,7 +252,7 @@ def test_a_deep_copy_keeps_what_differs(api, two):
 
 
 @contract(121, native=False)
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+@kinds
 def test_it_is_accepted_where_a_variable_is(api, two, synchronization):
     v = variable(
         api, two, [1.0, 2.0], synchronization=synchronization, trainable=False
@@ -306,17 +260,13 @@ def test_it_is_accepted_where_a_variable_is(api, two, synchronization):
     assert isinstance(v, keras.Variable)
     assert isinstance(v, keras_dist.DistributedValues)
     assert (v.dtype, tuple(v.shape), v.ndim) == ("float32", (2,), 1)
-
     layer = keras.layers.Layer()
     layer.state = v
-    assert layer.weights == [v]
-    assert layer.non_trainable_weights == [v]
-
+    assert layer.weights == layer.non_trainable_weights == [v]
     doubled = two.run(lambda: keras.ops.multiply(v, 2))
     assert [part.tolist() for part in local(doubled)] == [[2.0, 4.0]] * 2
     tensors = two.run(lambda: keras.ops.convert_to_tensor(v))
-    for part in local(tensors):
-        assert part.tolist() == [1.0, 2.0]
+    assert [part.tolist() for part in local(tensors)] == [[1.0, 2.0]] * 2
 
 
 @contract(122)

@@ -1,4 +1,4 @@
-"""Variables: every synchronization and aggregation against every write."""
+"""Each kind of variable takes each write, or refuses it, as the table says."""
 
 import numpy as np
 import pytest
@@ -114,7 +114,14 @@ def _is_lifted(cell):
     return expected is _APART or column == "cross assign PerReplica"
 
 
-def _check_cell(api, two, synchronization, aggregation, column, expected):
+CELL = ("synchronization", "aggregation", "column", "expected")
+
+
+@contract(123, 126, 131)
+@pytest.mark.parametrize(CELL, [c for c in CELLS if not _is_lifted(c)])
+def test_table_of_writes(
+    api, two, synchronization, aggregation, column, expected
+):
     def make(initial):
         return variable(
             api,
@@ -131,26 +138,14 @@ def _check_cell(api, two, synchronization, aggregation, column, expected):
         assert COLUMNS[column](api, two, make) == expected
 
 
-@contract(123)
-@pytest.mark.parametrize(
-    ("synchronization", "aggregation", "column", "expected"),
-    [cell for cell in CELLS if not _is_lifted(cell)],
-)
-def test_table_of_writes(
-    api, two, synchronization, aggregation, column, expected
-):
-    _check_cell(api, two, synchronization, aggregation, column, expected)
-
-
 @contract(123, native=False)
-@pytest.mark.parametrize(
-    ("synchronization", "aggregation", "column", "expected"),
-    [cell for cell in CELLS if _is_lifted(cell)],
-)
+@pytest.mark.parametrize(CELL, [c for c in CELLS if _is_lifted(c)])
 def test_table_of_writes_where_ours_refuses(
     api, two, synchronization, aggregation, column, expected
 ):
-    _check_cell(api, two, synchronization, aggregation, column, expected)
+    test_table_of_writes(
+        api, two, synchronization, aggregation, column, expected
+    )
 
 
 @contract(123, native=False)
@@ -169,13 +164,6 @@ def test_moving_statistics_become_the_mean(api, mirrored):
     in_replicas(api, mirrored, lambda r: v.assign(r + 1))
     n = mirrored.num_replicas_in_sync
     assert copies(v) == [(n + 1) / 2] * n
-
-
-@contract(123, native=False)
-def test_integers_have_no_mean(api, mirrored):
-    v = variable(api, mirrored, 0, dtype="int32", trainable=False)
-    with refuses(keras_dist.ReplicaDivergenceError, v):
-        mirrored.run(lambda: v.assign(replica_id(api)))
 
 
 @contract(123, native=False)

@@ -1,4 +1,4 @@
-"""Variables: writing, in replica and in cross-replica context."""
+"""Writes of variables, in replicas and outside, reach all copies or none."""
 
 import keras
 import pytest
@@ -9,48 +9,42 @@ from conformance.helpers import replica_id
 from conformance.variables import AGGREGATIONS
 from conformance.variables import SYNCHRONIZATIONS
 from conformance.variables import copies
+from conformance.variables import current
 from conformance.variables import in_replicas
-from conformance.variables import parts
-from conformance.variables import read
 from conformance.variables import refuses
 from conformance.variables import variable
 
 
-@contract(124)
+@contract(124, 125, 127)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize(
-    ("method", "value"),
-    [("assign", 1.0), ("assign_add", 1.0), ("assign_sub", -1.0)],
-)
-@pytest.mark.parametrize("context", ["cross", "replica"])
-def test_writes_alike_everywhere(
-    api, mirrored, aggregation, method, value, context
-):
-    v = variable(api, mirrored, 0.0, aggregation=aggregation)
-    if context == "cross" or aggregation == "sum":
+@pytest.mark.parametrize("context", ["outside", "cross", "replica"])
+def test_writes_alike_everywhere(api, mirrored, aggregation, context):
+    n = mirrored.num_replicas_in_sync
+    v, other = (
+        variable(api, mirrored, initial, aggregation=aggregation)
+        for initial in (0.0, 2.0)
+    )
+
+    def write():
+        v.assign(5.0)
+        v.assign_add(2.0)
+        v.assign_sub(1.0)
+
+    if context == "outside":
+        write()
+    elif context == "cross" or aggregation == "sum":
         with mirrored.scope():
-            getattr(v, method)(value)
+            write()
     else:
-        mirrored.run(lambda: getattr(v, method)(value))
-    assert copies(v) == [1.0] * mirrored.num_replicas_in_sync
-
-
-@contract(125)
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-@pytest.mark.parametrize("context", ["cross", "replica"])
-def test_the_value_may_be_a_variable(api, mirrored, aggregation, context):
-    if (context, aggregation) == ("replica", "sum"):
-        expected = 2.0 * mirrored.num_replicas_in_sync
-    else:
-        expected = 2.0
-    v = variable(api, mirrored, 0.0, aggregation=aggregation)
-    other = variable(api, mirrored, 2.0, aggregation=aggregation)
+        mirrored.run(write)
+    assert copies(v) == [6.0] * n
     if context == "cross":
         with mirrored.scope():
-            v.assign(keras.ops.add(other, 0.0))
-    else:
-        mirrored.run(lambda: v.assign(keras.ops.add(other, 0.0)))
-    assert copies(v) == [expected] * mirrored.num_replicas_in_sync
+            v.assign(current(other))
+        assert copies(v) == [2.0] * n
+    elif context == "replica":
+        mirrored.run(lambda: v.assign(current(other)))
+        assert copies(v) == [2.0 * n if aggregation == "sum" else 2.0] * n
 
 
 @contract(125, native=False)
@@ -64,87 +58,44 @@ def test_the_variable_itself_may_be_given(api, two):
     assert copies(v) == [4.0, 4.0]
 
 
-@contract(126)
-@pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    [("sum", 4.0), ("mean", 2.0), ("only_first_replica", 2.0)],
-)
-def test_components_given_to_run_are_combined(api, two, aggregation, expected):
-    v = variable(api, two, 0.0, aggregation=aggregation)
-    two.run(lambda x: v.assign(x), args=(parts(two, [2.0, 2.0]),))
-    assert copies(v) == [expected, expected]
-
-
-@contract(127)
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_writes_outside_of_any_scope_reach_all_copies(
-    api, mirrored, aggregation
-):
-    v = variable(api, mirrored, 0.0, aggregation=aggregation)
-    v.assign(5.0)
-    v.assign_add(2.0)
-    v.assign_sub(1.0)
-    assert copies(v) == [6.0] * mirrored.num_replicas_in_sync
-
-
-@contract(128)
-@pytest.mark.parametrize(
-    ("initial", "method", "different", "equal"),
-    [
-        (0.0, "assign", 0.5, 5.0),
-        (1.0, "assign_add", 1.5, 6.0),
-        (5.0, "assign_sub", 4.5, 0.0),
-    ],
-)
-def test_means_of_writes(api, two, initial, method, different, equal):
-    v = variable(api, two, initial, aggregation="mean")
-    in_replicas(api, two, lambda r: getattr(v, method)(r))
-    assert copies(v) == [different, different]
-    v = variable(api, two, initial, aggregation="mean")
-    two.run(lambda: getattr(v, method)(5.0))
-    assert copies(v) == [equal, equal]
-
-
-@contract(129)
+@contract(129, 133)
 def test_only_the_first_replica_counts(api, mirrored):
-    v = variable(api, mirrored, 7.0, aggregation="only_first_replica")
+    """And a step is counted once."""
+    n = mirrored.num_replicas_in_sync
+    options = {"aggregation": "only_first_replica"}
+    v = variable(api, mirrored, 7.0, **options)
+    options |= {"dtype": "int32", "trainable": False}
+    counter = variable(api, mirrored, 0, **options)
 
     def step():
         r = keras.ops.convert_to_tensor(float(replica_id(api)))
+        counter.assign_add(1)
         return keras.ops.add(v.assign(r), 0.0)
 
     returned = mirrored.run(step)
-    n = mirrored.num_replicas_in_sync
     assert [part.tolist() for part in local(returned)] == [0.0] * n
     assert copies(v) == [0.0] * n
+    assert copies(counter) == [1] * n
 
 
 @contract(130)
-@pytest.mark.parametrize("method", ["assign_add", "assign_sub"])
-def test_a_total_is_spread_over_the_replicas(api, mirrored, method):
+def test_a_total_is_spread_over_the_replicas(api, mirrored):
     n = mirrored.num_replicas_in_sync
     v = variable(api, mirrored, synchronization="on_read", aggregation="sum")
     with mirrored.scope():
         v.assign(float(n))
         assert copies(v) == [1.0] * n
-        with refuses(ValueError, v):
-            getattr(v, method)(1.0)
+        for write in (v.assign_add, v.assign_sub):
+            with refuses(ValueError, v):
+                write(1.0)
+    # It replaces what replicas had.
+    in_replicas(api, mirrored, v.assign_add)
+    v.assign(4.0 * n)
+    seen = mirrored.run(lambda: current(v))
+    assert [part.tolist() for part in local(seen)] == [4.0] * n
 
 
-@contract(131)
-@pytest.mark.parametrize(("aggregation", "start"), [("sum", 2), ("mean", 1)])
-def test_what_is_assigned_is_read(api, two, aggregation, start):
-    v = variable(
-        api, two, 1.0, synchronization="on_read", aggregation=aggregation
-    )
-    with two.scope():
-        assert read(v) == start
-        v.assign(6.0)
-        assert read(v) == 6.0
-    assert read(v) == 6.0
-
-
-@contract(132)
+@contract(128, 132)
 @pytest.mark.parametrize("synchronization", SYNCHRONIZATIONS)
 def test_a_write_returns_the_new_value_here(api, two, synchronization):
     v = variable(
@@ -165,29 +116,13 @@ def test_a_write_returns_the_new_value_here(api, two, synchronization):
         "on_read": [[0.0, 1.0], [1.0, 3.0], [1.0, 2.0]],
     }[synchronization]
     assert [[p.tolist() for p in local(x)] for x in returned] == expected
-
-
-@contract(133)
-def test_a_step_is_counted_once(api, mirrored):
-    counter = variable(
-        api,
-        mirrored,
-        0,
-        dtype="int32",
-        trainable=False,
-        aggregation="only_first_replica",
-    )
-    mirrored.run(lambda: counter.assign_add(1))
-    assert copies(counter) == [1] * mirrored.num_replicas_in_sync
+    assert copies(v) == expected[-1]
 
 
 @contract(135)
 @pytest.mark.parametrize("synchronization", SYNCHRONIZATIONS)
 @pytest.mark.parametrize("aggregation", ["mean", "only_first_replica"])
-@pytest.mark.parametrize("context", ["cross", "replica"])
-def test_wrong_shapes_change_no_copy(
-    api, two, synchronization, aggregation, context
-):
+def test_wrong_shapes_change_no_copy(api, two, synchronization, aggregation):
     v = variable(
         api,
         two,
@@ -197,10 +132,9 @@ def test_wrong_shapes_change_no_copy(
     )
     wrong = keras.ops.ones((3,))
     with refuses(ValueError, v):
-        if context == "replica":
-            two.run(lambda: v.assign(wrong))
-        else:
-            v.assign(wrong)
+        two.run(lambda: v.assign(wrong))
+    with refuses(ValueError, v):
+        v.assign(wrong)
     two.run(lambda: v.assign(keras.ops.ones((2,))))
     assert copies(v) == [[1.0, 1.0]] * 2
 

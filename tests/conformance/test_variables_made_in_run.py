@@ -1,4 +1,4 @@
-"""Variables that replica functions make belong to the strategy."""
+"""Replicas make the same variables, which take what plain Keras takes."""
 
 import keras
 import numpy as np
@@ -8,33 +8,6 @@ import keras_dist
 from conformance.helpers import function
 from gradients.helpers import array
 from gradients.helpers import strategy_of
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("in_scope", [True, False])
-def test_they_belong_to_the_strategy(num_replicas, in_scope):
-    strategy = strategy_of(num_replicas)
-    made = []
-
-    def make():
-        if not made:
-            made.append(keras.Variable(2.0, name="late"))
-        return made[0] + 1.0
-
-    if in_scope:
-        with strategy.scope():
-            result = strategy.run(make)
-    else:
-        result = strategy.run(make)
-    (variable,) = made[:1]
-    with strategy.scope():
-        assert strategy.extended.variable_created_in_scope(variable)
-        strategy.extended.update(
-            variable, lambda v, x: v.assign_add(x), args=(3.0,)
-        )
-    assert float(array(variable)) == 5.0
-    locals_ = strategy.experimental_local_results(result)
-    assert [float(array(x)) for x in locals_] == [3.0] * num_replicas
 
 
 @pytest.mark.parametrize("what", ["name", "shape", "dtype"])

@@ -1,4 +1,4 @@
-"""Every kind of data that Keras takes, in the same batches, same numbers."""
+"""`fit` gives one device's numbers on every kind of data that Keras takes."""
 
 import keras
 import numpy as np
@@ -8,8 +8,8 @@ from inputs.helpers import installed
 from keras_versions import COUNTS_THE_END
 from parity import kinds
 from parity import models
-from parity.harness import JIT
 from parity.harness import assert_same
+from parity.harness import compiled
 from parity.harness import drop_iterations
 from parity.harness import flat
 from parity.harness import scope
@@ -48,29 +48,17 @@ def test_kind(name):
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_nested_structures(num_replicas):
     """Dicts of inputs, outputs and sample weights, from a generator."""
+    data = models.weighted_many(ROWS)
+    loss = {
+        "value": "mse",
+        "kind": "sparse_categorical_crossentropy",
+        "sign": "binary_crossentropy",
+    }
 
     def outcome(count):
-        with scope(count):
-            model = set_initial_weights(models.two_headed())
-            model.compile(
-                "sgd",
-                {
-                    "value": "mse",
-                    "kind": "sparse_categorical_crossentropy",
-                    "sign": "binary_crossentropy",
-                },
-                jit_compile=JIT,
-            )
-        data = models.weighted_many(ROWS)
-
-        def batches():
-            for start in range(0, ROWS, BATCH_SIZE):
-                rows = slice(start, start + BATCH_SIZE)
-                yield keras.tree.map_structure(
-                    lambda value, rows=rows: value[rows], tuple(data.values())
-                )
-
-        history = model.fit(batches(), shuffle=False, verbose=0).history
+        model = compiled(count, models.two_headed, loss=loss)
+        batches = (each for each in kinds.slices(tuple(data.values())))
+        history = model.fit(batches, shuffle=False, verbose=0).history
         predictions = model.predict(data["x"], BATCH_SIZE, verbose=0)
         return (
             flat("history", history)
@@ -82,7 +70,7 @@ def test_nested_structures(num_replicas):
     drop_iterations(actual, expected)
     if COUNTS_THE_END:
         steps = -(-ROWS // BATCH_SIZE)
-        for name in ("kind", "sign", "value"):
+        for name in loss:
             expected[f"history/{name}_loss/0"] *= (steps + 1) / steps
     assert_same(actual, expected)
 
@@ -120,11 +108,8 @@ def test_setting(name):
 
 def test_infinite_generator():
     def endless():
-        data = models.table(ROWS)
         while True:
-            for start in range(0, ROWS, BATCH_SIZE):
-                rows = slice(start, start + BATCH_SIZE)
-                yield data["x"][rows], data["y"][rows]
+            yield from kinds.slices(tuple(models.table(ROWS).values()))
 
     def make():
         return {"x": endless()}, {
@@ -157,11 +142,10 @@ def test_generator_is_read_once_in_order():
     read = []
 
     def batches():
-        data = models.table(ROWS)
-        for index, start in enumerate(range(0, ROWS, BATCH_SIZE)):
+        columns = tuple(models.table(ROWS).values())
+        for index, batch in enumerate(kinds.slices(columns)):
             read.append(index)
-            rows = slice(start, start + BATCH_SIZE)
-            yield data["x"][rows], data["y"][rows]
+            yield batch
 
     with scope(3):
         model = kinds.compiled(keras.Sequential([keras.layers.Dense(1)]))

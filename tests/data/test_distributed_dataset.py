@@ -1,4 +1,4 @@
-"""A distributed dataset in `fit`: the numbers of the data it was made of."""
+"""A distributed dataset gives `fit` the numbers of the data it is made of."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Batches of sparse arrays, of which JAX has no rows to split."""
+"""Sparse batches, which JAX does not split, give one device's numbers."""
 
 import keras
 import numpy as np

@@ -1,7 +1,7 @@
-"""Batches whose arrays have unequal lengths are not cut.
+"""Batches whose arrays have unequal lengths are computed as on one device.
 
-Nobody knows which of their axes is the batch's. All of it is computed as on
-one device, in whatever order the arrays come.
+Nobody knows which of their axes is the batch's, so that they are not cut, in
+whatever order the arrays come.
 """
 
 import keras

@@ -1,4 +1,4 @@
-"""What compiled functions take: tensors of others, and per-replica values."""
+"""Compiled functions take tensors of others, and per-replica values."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What can't be compiled says so, and leaves nothing broken."""
+"""What can't be compiled is refused, and leaves nothing broken."""
 
 import gc
 import weakref
@@ -163,26 +163,17 @@ def test_python_control_flow_on_tensors_says_what_to_do():
         step(np.float32(-2.0))
 
 
-def test_arguments_of_run_are_a_list_or_a_tuple():
+def test_arguments_that_do_not_fit():
     strategy = strategy_of(2)
     step = keras_dist.function(lambda x: x)
     with pytest.raises(ValueError, match="list or tuple"):
         strategy.run(step, args=ops.ones(2))
-
-
-def test_values_of_another_number_of_replicas_are_refused():
-    step = keras_dist.function(lambda x: x)
     values = keras_dist.PerReplica([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="component for each replica"):
-        strategy_of(2).run(step, (values,))
+        strategy.run(step, (values,))
 
 
 def test_what_is_no_function_is_refused():
-    with pytest.raises(TypeError, match="callable"):
-        keras_dist.function(3)
-
-
-def test_methods_of_objects_that_no_cache_can_hold_are_refused():
     class Slots:
         __slots__ = ()
 
@@ -190,6 +181,8 @@ def test_methods_of_objects_that_no_cache_can_hold_are_refused():
         def method(self):
             """Never runs."""
 
+    with pytest.raises(TypeError, match="callable"):
+        keras_dist.function(3)
     with pytest.raises(TypeError, match="__weakref__"):
         Slots().method()
 

@@ -1,4 +1,4 @@
-"""Compiled functions have the numbers of functions that are not."""
+"""Compiled functions give the numbers of functions that are not compiled."""
 
 import keras
 import numpy as np
@@ -7,7 +7,6 @@ import pytest
 import keras_dist
 from functions.helpers import BACKEND
 from functions.helpers import TRACES
-from functions.helpers import Classifier
 from functions.helpers import X
 from functions.helpers import array
 from functions.helpers import assert_same
@@ -19,36 +18,6 @@ from functions.helpers import replicas
 from functions.helpers import strategy_of
 
 ops = keras.ops
-
-
-def one_device(*layers):
-    """Two epochs of the loop, uncompiled, on one device."""
-    classifier = Classifier(strategy_of(1), *layers)
-    return [classifier.epoch(classifier.step) for _ in range(2)]
-
-
-@replicas
-def test_the_loop_has_the_numbers_of_one_device(num_replicas):
-    classifier = Classifier(strategy_of(num_replicas))
-    step = keras_dist.function(classifier.step)
-    first = classifier.epoch(step)
-    traces = classifier.traces
-    second = classifier.epoch(step)
-    # On JAX, four replicas run the last batch of 6 rows uncompiled.
-    if TRACES and num_replicas != 4:
-        assert classifier.traces == traces
-    assert_same([first, second], one_device())
-
-
-@pytest.mark.parametrize("num_replicas", [1, 2])
-def test_synchronized_normalization_and_a_schedule(num_replicas):
-    def layer():
-        return keras.layers.BatchNormalization(synchronized=True)
-
-    classifier = Classifier(strategy_of(num_replicas), layer)
-    step = keras_dist.function(classifier.step)
-    ours = [classifier.epoch(step) for _ in range(2)]
-    assert_same(ours, one_device(layer), 2e-4)
 
 
 def test_normalization_of_each_replicas_own_rows_keeps_their_mean():
@@ -94,23 +63,6 @@ def test_random_numbers_are_those_of_the_uncompiled_function():
         return [numbers(strategy.run(step, (ids(strategy),))) for _ in "ab"]
 
     assert_same(drawn(True), drawn(False))
-
-
-def test_an_average_of_weights_that_is_updated_by_hand():
-    strategy = strategy_of(2)
-    with strategy.scope():
-        student = keras.Variable([1.0, 2.0])
-        teacher = keras.Variable([0.0, 0.0], trainable=False)
-
-    @keras_dist.function
-    def step():
-        student.assign(student * 2)
-        teacher.assign(0.5 * teacher + 0.5 * student)
-
-    for _ in range(2):
-        strategy.run(step)
-    np.testing.assert_allclose(array(student), [4.0, 8.0])
-    np.testing.assert_allclose(array(teacher), [2.5, 5.0])
 
 
 def test_without_a_strategy_it_is_a_function_of_one_device():
@@ -354,20 +306,6 @@ def test_a_variable_as_an_argument():
 
 
 @replicas
-def test_local_results_in_a_function(num_replicas):
-    strategy = strategy_of(num_replicas)
-
-    @keras_dist.function
-    def outer():
-        result = strategy.run(lambda x: 2 * x, (ids(strategy),))
-        return strategy.experimental_local_results(result)
-
-    with strategy.scope():
-        values = [float(array(value)) for value in outer()]
-    assert values == [2.0 * i for i in range(num_replicas)]
-
-
-@replicas
 def test_values_of_the_closure_and_made_inside(num_replicas):
     strategy = strategy_of(num_replicas)
     outside = ids(strategy)
@@ -376,11 +314,13 @@ def test_values_of_the_closure_and_made_inside(num_replicas):
     def outer():
         inside = ids(strategy)
         result = strategy.run(lambda x, y: 2 * x + y, (outside, inside))
-        return result, outside, inside
+        own = strategy.experimental_local_results(result)
+        return result, outside, inside, own
 
     with strategy.scope():
         for _ in range(2):
-            result, same, made = outer()
+            result, same, made, own = outer()
     each = [float(i) for i in range(num_replicas)]
     assert numbers(same) == numbers(made) == each
     assert numbers(result) == [3 * number for number in each]
+    assert [float(array(x)) for x in own] == numbers(result)

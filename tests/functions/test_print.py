@@ -1,4 +1,4 @@
-"""print, in compiled functions and outside."""
+"""`keras_dist.print` prints the values of each call, compiled or not."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""scan_steps: several steps in one call, with the numbers of a loop."""
+"""`scan_steps` takes several steps in one call, with the numbers of a loop."""
 
 import keras
 import numpy as np
@@ -109,14 +109,11 @@ def test_methods_and_steps_that_build_lazily():
     assert not TRACES or trainer.traces == traces
 
 
-def test_results_that_cannot_be_stacked_say_so():
+@pytest.mark.parametrize("other", [None, [1.0], (1.0, 2.0)])
+def test_results_that_cannot_be_stacked_say_so(other):
     iterator = iter([np.ones(3, "float32"), np.ones(2, "float32")])
     with pytest.raises(ValueError, match="the same shape"):
         keras_dist.scan_steps(lambda x: x * 2, iterator, 2)
-
-
-@pytest.mark.parametrize("other", [None, [1.0], (1.0, 2.0)])
-def test_results_of_other_structures_say_so(other):
     iterator = iter([(np.ones(2), "a"), (np.ones(2), "b")])
     with pytest.raises(ValueError, match="Steps returned different"):
         keras_dist.scan_steps(

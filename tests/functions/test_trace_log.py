@@ -1,4 +1,4 @@
-"""Why functions are traced, on demand."""
+"""It is said why functions are traced, if one asks for it."""
 
 import numpy as np
 import pytest

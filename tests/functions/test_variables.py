@@ -1,13 +1,11 @@
-"""Collectives, and variables of each kind, in compiled functions."""
+"""Compiled functions have collectives, and write variables of each kind."""
 
 import keras
 import numpy as np
 import pytest
 
 import keras_dist
-from functions.helpers import Classifier
 from functions.helpers import X
-from functions.helpers import Y
 from functions.helpers import array
 from functions.helpers import cut
 from functions.helpers import ids
@@ -81,20 +79,6 @@ def test_variables_by_aggregation(aggregation, expected):
         assert float(array(on_read)) == expected * calls
 
 
-def test_an_on_read_variable_that_aggregates_nothing():
-    strategy = strategy_of(2)
-    with strategy.scope():
-        own = keras.Variable(0.0, aggregation="none", synchronization="on_read")
-
-    @keras_dist.function
-    def step(x):
-        own.assign_add(x)
-        return own.value
-
-    strategy.run(step, (ids(strategy),))
-    assert numbers(strategy.run(step, (ids(strategy),))) == [0.0, 2.0]
-
-
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_what_is_built_lazily_is_built_in_the_first_call(num_replicas):
     strategy = strategy_of(num_replicas)
@@ -144,17 +128,6 @@ def test_a_metric_that_a_compiled_function_resets():
         with strategy.scope():
             reset()
     assert float(array(metric.result())) == 0.0
-
-
-def test_labels_of_numpy_and_a_batch_of_one_row():
-    classifier = Classifier(strategy_of(2))
-    step = keras_dist.function(classifier.step)
-    data = classifier.strategy.experimental_distribute_dataset(
-        [(X[:3], Y[:3]), (X[:1], Y[:1])]
-    )
-    for x, y in data:
-        classifier.strategy.run(step, args=(x, y))
-    assert float(array(classifier.accuracy.count)) == 4.0
 
 
 @pytest.mark.parametrize("make", [strategy_of, central_of])

@@ -1,4 +1,4 @@
-"""Gradients that a `train_step` changes before it applies them."""
+"""Gradients that a `train_step` changes and applies are those of all rows."""
 
 import keras
 import numpy as np

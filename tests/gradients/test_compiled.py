@@ -1,4 +1,4 @@
-"""Derivatives through compiled functions: what they read counts."""
+"""Compiled functions are differentiated by what they read."""
 
 import contextlib
 import functools
@@ -222,35 +222,19 @@ class Penalized(keras.layers.Layer):
         return x * self.squared()
 
 
-class Regressor(keras.Model):
-    """Computes its loss in a compiled function."""
-
-    def __init__(self):
-        super().__init__()
-        self.penalized = Penalized()
-
-    def call(self, x):
-        return self.penalized(x)
-
-
-def _trained(num_replicas):
-    strategy = strategy_of(num_replicas) if num_replicas else None
-    x = np.arange(1.0, 12.0, dtype="float32")[:, None]
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        model = Regressor()
-        model.compile(keras.optimizers.SGD(0.0005), "mse")
-    model.fit(x, 3.0 * x, batch_size=4, epochs=2, verbose=0, shuffle=False)
-    return float(array(model.penalized.scale))
-
-
 @everywhere
 def test_a_layer_in_fit(num_replicas):
+    x = np.arange(1.0, 12.0, dtype="float32")[:, None]
+    with Setting(num_replicas).scope():
+        model = keras.Sequential([Penalized()])
+        model.compile(keras.optimizers.SGD(0.0005), "mse")
+    model.fit(x, 3.0 * x, batch_size=4, epochs=2, verbose=0, shuffle=False)
     scale = 1.0
-    x = np.arange(1.0, 12.0)
     for rows in (x[:4], x[4:8], x[8:]) * 2:
         error = (scale**2 - 3.0) * rows
         scale -= 0.0005 * np.mean(2.0 * error * rows) * 2.0 * scale
-    assert _trained(num_replicas) == pytest.approx(scale, rel=1e-4)
+    found = float(array(model.layers[0].scale))
+    assert found == pytest.approx(scale, rel=1e-4)
 
 
 @in_each

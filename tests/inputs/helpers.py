@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 
 import keras_dist
+from keras_dist.core.options import InputOptions
+from keras_dist.core.options import InputReplicationMode
 from keras_dist.inputs.dataset import distribute_dataset
 from keras_dist.inputs.dataset import distribute_from_function
 
 BACKEND = keras.backend.backend()
+PER_REPLICA = InputOptions(
+    experimental_replication_mode=InputReplicationMode.PER_REPLICA
+)
 
 
 def installed(module):
@@ -54,15 +59,3 @@ def lists(value):
 def joined(value):
     """One leaf's rows, of all replicas in order."""
     return np.concatenate(parts(value))
-
-
-def slices(columns, batch_size):
-    """Batches of a nest of arrays, as a list."""
-    rows = len(keras.tree.flatten(columns)[0])
-    return [
-        keras.tree.map_structure(
-            lambda column, start=start: column[start : start + batch_size],
-            columns,
-        )
-        for start in range(0, rows, batch_size)
-    ]

@@ -1,21 +1,18 @@
-"""Data that can't be distributed, and what the errors say."""
+"""Data that can't be distributed is refused by name."""
 
 import keras
 import numpy as np
 import pytest
 
+from conformance.contract import contract
+from inputs.helpers import PER_REPLICA
 from inputs.helpers import distributed
 from inputs.helpers import from_function
 from inputs.helpers import lists
-from keras_dist.core.options import InputOptions
-from keras_dist.core.options import InputReplicationMode
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 
-PER_REPLICA = InputOptions(
-    experimental_replication_mode=InputReplicationMode.PER_REPLICA
-)
 
-
+@contract(175, native=False)
 @pytest.mark.parametrize(
     "data",
     [
@@ -46,6 +43,7 @@ def test_distributed_twice():
         from_function(lambda _: data, 2)
 
 
+@contract(174, native=False)
 def test_unbatched_rows():
     rows = numpy_dataset((np.arange(4), np.arange(4)))
     with pytest.raises(ValueError, match="not batched.*batch first"):
@@ -53,28 +51,26 @@ def test_unbatched_rows():
     assert [lists(x)[0] for x, _ in distributed(rows, 1)] == [0, 1, 2, 3]
 
 
-def test_a_leaf_that_is_a_scalar():
-    batch = {"x": np.ones((4, 2)), "more": [np.ones(4), 3.0]}
-    with pytest.raises(
-        ValueError, match=r"leaf `\['more'\]\[1\]` of shape \(\)"
-    ):
-        next(iter(distributed([batch], 2)))
+class Sparse:
+    shape, dtype = (4, 2), "float32"
 
 
-def test_a_leaf_with_other_rows():
-    batch = (np.ones((4, 2)), np.ones(3))
-    with pytest.raises(ValueError, match=r"leaf `\[1\]` of shape \(3,\)"):
-        next(iter(distributed([batch], 2)))
+ROWS = np.ones((4, 2))
 
 
-def test_a_batch_of_nothing():
-    with pytest.raises(ValueError, match="batch first"):
-        next(iter(distributed([(None, None)], 2)))
-
-
-def test_a_leaf_that_no_backend_has():
-    with pytest.raises(ValueError, match=r"leaf `\[1\]` .*dtype object"):
-        list(distributed([(np.ones(2), np.array([{}, {}]))], 2))
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        ({"x": ROWS, "y": [ROWS, 3.0]}, r"leaf `\['y'\]\[1\]` of shape \(\)"),
+        ((ROWS, np.ones(3)), r"leaf `\[1\]` of shape \(3,\)"),
+        ((None, None), "batch first"),
+        ((np.ones(2), np.array([{}, {}])), r"leaf `\[1\]` .*dtype object"),
+        ({"x": Sparse()}, r"leaf `\['x'\]` .*, a Sparse"),
+    ],
+)
+def test_leaves_that_can_not_be_cut(batch, says):
+    with pytest.raises(ValueError, match=says):
+        list(distributed([batch], 2))
 
 
 def test_a_dataset_for_each_replica_needs_a_function():
@@ -82,11 +78,3 @@ def test_a_dataset_for_each_replica_needs_a_function():
         NotImplementedError, match="distribute_datasets_from_function"
     ):
         distributed([np.ones(2)], 2, PER_REPLICA)
-
-
-def test_a_leaf_that_can_not_be_cut():
-    class Sparse:
-        shape, dtype = (4, 2), "float32"
-
-    with pytest.raises(ValueError, match=r"leaf `\['x'\]` .*, a Sparse"):
-        list(distributed([{"x": Sparse()}], 2))

@@ -1,4 +1,4 @@
-"""What `fit` is given of a distributed dataset: the same global batches."""
+"""`fit` reads the global batches that a distributed dataset was made of."""
 
 import gc
 
@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 
 from inputs import test_sources
+from inputs.helpers import PER_REPLICA
 from inputs.helpers import distributed
 from inputs.helpers import from_function
 from inputs.helpers import installed
-from inputs.helpers import slices
 from inputs.test_sources import KINDS
-from inputs.test_sources import Batches
-from keras_dist.core.options import InputOptions
-from keras_dist.core.options import InputReplicationMode
+from parity.kinds import Batches
+from parity.kinds import slices
 
 # Keras says it of every source whose length it did not know.
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -23,9 +22,6 @@ ROWS, BATCH_SIZE = 11, 4
 COLUMNS = (
     np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3) / 9,
     np.arange(ROWS, dtype="float32")[:, None],
-)
-PER_REPLICA = InputOptions(
-    experimental_replication_mode=InputReplicationMode.PER_REPLICA
 )
 
 
@@ -59,25 +55,16 @@ def test_every_kind_is_read_in_each_epoch(make, cardinality):
         _assert_same(_weights(given), _weights(plain))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: from_function(lambda _: slices(COLUMNS, 2), 2),
-        lambda: from_function(
-            lambda context: [
-                keras.tree.map_structure(
-                    lambda x: x[2 * context.input_pipeline_id :][:2], batch
-                )
-                for batch in slices(COLUMNS, BATCH_SIZE)
-            ],
-            2,
-            PER_REPLICA,
-        ),
-    ],
-    ids=["in_turn", "per_replica"],
-)
-def test_the_same_weights(make, expected):
-    _assert_same(_weights(make().global_batches()), expected)
+def test_a_dataset_of_each_replica_has_the_same_weights(expected):
+    def dataset_fn(context):
+        own = slice(2 * context.input_pipeline_id, None)
+        return [
+            keras.tree.map_structure(lambda x: x[own][:2], batch)
+            for batch in slices(COLUMNS, BATCH_SIZE)
+        ]
+
+    data = from_function(dataset_fn, 2, PER_REPLICA)
+    _assert_same(_weights(data.global_batches()), expected)
 
 
 @pytest.mark.parametrize("is_split", [True, False])

@@ -1,8 +1,10 @@
-"""`distribute_datasets_from_function`, in both replication modes."""
+"""Datasets that a function makes give replicas their elements in turn."""
 
 import numpy as np
 import pytest
 
+from conformance.contract import contract
+from inputs.helpers import PER_REPLICA
 from inputs.helpers import distributed
 from inputs.helpers import from_function
 from inputs.helpers import lists
@@ -11,11 +13,8 @@ from keras_dist.core.options import InputOptions
 from keras_dist.core.options import InputReplicationMode
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 
-PER_REPLICA = InputOptions(
-    experimental_replication_mode=InputReplicationMode.PER_REPLICA
-)
 
-
+@contract(177, native=False)
 def test_an_incomplete_step_is_filled():
     batches = [
         (np.full((2, 3), i, "float32"), {"y": np.full((2,), i)})
@@ -27,6 +26,7 @@ def test_an_incomplete_step_is_filled():
     assert parts(steps[1][0])[1].dtype == "float32"
 
 
+@contract(177, native=False)
 def test_an_incomplete_step_of_static_batches_is_dropped():
     dataset = numpy_dataset(np.arange(6)).batch(2, drop_remainder=True)
     data = from_function(lambda _: dataset, 2)
@@ -44,6 +44,7 @@ def test_elements_without_rows():
     assert data.element_spec.values[1].shape == ()
 
 
+@contract(178, native=False)
 def test_replicas_with_less_data_get_empty_batches():
     def dataset_fn(context):
         count = 1 + 2 * context.input_pipeline_id

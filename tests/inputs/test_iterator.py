@@ -1,4 +1,4 @@
-"""The distributed dataset and its iterator."""
+"""A distributed iterator loses no batch, whatever ends or interrupts it."""
 
 import gc
 import weakref
@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from conformance.contract import contract
 from inputs.helpers import distributed
 from inputs.helpers import joined
 from inputs.helpers import lists
@@ -19,6 +20,7 @@ from keras_dist.inputs.dataset import distribute_dataset
 BATCHES = [np.arange(4), np.arange(4, 8), np.arange(8, 9)]
 
 
+@contract(168, 169, native=False)
 def test_next_and_its_end():
     iterator = iter(distributed(BATCHES, 2))
     assert iter(iterator) is iterator
@@ -86,6 +88,7 @@ def test_an_interrupt_loses_nothing_that_was_read():
     assert lists(next(iterator)) == [[2], [3]]
 
 
+@contract(173, native=False)
 def test_a_dropped_iterator_leaves_nothing():
     closed = []
 
@@ -111,6 +114,7 @@ def test_a_dropped_iterator_leaves_nothing():
         gc.enable()
 
 
+@contract(167, native=False)
 def test_two_passes_at_once():
     data = distributed(BATCHES, 2)
     first, second = iter(data), iter(data)
@@ -119,6 +123,7 @@ def test_two_passes_at_once():
     assert lists(next(second)) == [[4, 5], [6, 7]]
 
 
+@contract(170, native=False)
 def test_in_a_replica_function():
     strategy = strategy_of(2)
     data = distribute_dataset(strategy, BATCHES)

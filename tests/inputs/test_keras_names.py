@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import pytest
 
-from inputs.helpers import slices
-from inputs.test_sources import Batches
 from keras_dist.internals import keras_data
 from keras_dist.internals import keras_internals
+from parity.kinds import Batches
+from parity.kinds import slices
 
 
 @pytest.mark.smoke

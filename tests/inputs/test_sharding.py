@@ -1,4 +1,4 @@
-"""Policies of `tf.data`: which worker reads what."""
+"""Workers read what the sharding policy of a `tf.data.Dataset` says."""
 
 import gc
 import itertools
@@ -77,24 +77,17 @@ def test_the_numbers_are_those_of_the_original(tf):
 
 @contract(186)
 @pytest.mark.parametrize(
-    ("rows", "batch_size", "expected"),
+    ("rows", "batch_size", "num_replicas", "expected"),
     [
-        (12, 8, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]),
-        (8, 4, [[0, 1], [2, 3], [4, 5], [6, 7]]),
-        (3, 8, [[0, 1, 2]]),
+        (12, 8, 1, [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]]]),
+        (8, 4, 1, [[[0, 1]], [[2, 3]], [[4, 5]], [[6, 7]]]),
+        (3, 8, 1, [[[0, 1, 2]]]),
+        (12, 8, 2, [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]),
     ],
 )
-def test_off(tf, rows, batch_size, expected):
+def test_off(tf, rows, batch_size, num_replicas, expected):
     dataset = with_policy(tf.data.Dataset.range(rows).batch(batch_size), OFF)
-    expected = [[step] for step in expected]
-    assert read_on(dataset) == [expected, expected]
-
-
-@contract(186)
-def test_off_with_several_replicas(tf):
-    dataset = with_policy(tf.data.Dataset.range(12).batch(8), OFF)
-    expected = [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9], [10, 11]]]
-    assert read_on(dataset, num_replicas=2) == [expected] * 2
+    assert read_on(dataset, num_replicas=num_replicas) == [expected] * 2
 
 
 @contract(187)
@@ -122,21 +115,20 @@ def test_each_worker_reads_its_own_files(tmp_path):
 @contract(191, native=False)
 def test_fewer_files_than_workers(tmp_path):
     """An error on each worker, also on those that have no file to miss."""
-    dataset = with_policy(numbers_in_files(tmp_path, [0], [1]).batch(3), FILE)
-    outcomes = on_workers(
-        strategies_of(3),
-        lambda strategy: read(distribute_dataset(strategy, dataset)),
-    )
-    for outcome in outcomes:
+    import tensorflow as tf
+
+    def outcomes(dataset):
+        return on_workers(
+            strategies_of(3),
+            lambda s: read(
+                distribute_dataset(s, with_policy(dataset.batch(3), FILE))
+            ),
+        )
+
+    for outcome in outcomes(numbers_in_files(tmp_path, [0], [1])):
         assert isinstance(outcome, TooFewFilesError)
         assert "at least 3 files" in str(outcome)
-
-
-def test_no_files_at_all(tf):
-    dataset = with_policy(tf.data.Dataset.range(4).batch(2), FILE)
-    for outcome in on_workers(
-        strategies_of(2), lambda s: distribute_dataset(s, dataset)
-    ):
+    for outcome in outcomes(tf.data.Dataset.range(4)):
         assert isinstance(outcome, ValueError)
         assert "reads no files" in str(outcome)
 
@@ -242,15 +234,12 @@ def test_how_many_steps_and_what_shapes(tf):
 
     def look(strategy):
         data = distribute_dataset(strategy, with_policy(rows, OFF))
+        unbatched = with_policy(tf.data.Dataset.range(4), OFF)
+        with pytest.raises(ValueError, match="batch first"):
+            distribute_dataset(strategy, unbatched)
         return data.cardinality, data.element_spec.shape
 
     assert on_all(strategies_of(2), look) == [(-2, (None,))] * 2
-
-
-def test_unbatched_data(tf):
-    rows = with_policy(tf.data.Dataset.range(4), OFF)
-    with pytest.raises(ValueError, match="batch first"):
-        on_all(strategies_of(2), lambda s: distribute_dataset(s, rows))
 
 
 @pytest.mark.parametrize("policy", [FILE, OFF, DATA])

@@ -1,4 +1,4 @@
-"""Every kind of data: the same rows in order, and again in the next pass."""
+"""Each kind of data gives its rows in order, and again in the next pass."""
 
 import gc
 import threading
@@ -7,12 +7,15 @@ import keras
 import numpy as np
 import pytest
 
+from conformance.contract import contract
 from inputs.helpers import distributed
 from inputs.helpers import installed
 from inputs.helpers import joined
 from inputs.helpers import lists
-from inputs.helpers import slices
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
+from parity import kinds
+from parity.kinds import Batches
+from parity.kinds import slices
 
 ROWS, BATCH_SIZE = 11, 4
 COLUMNS = (
@@ -21,75 +24,44 @@ COLUMNS = (
 )
 
 
-class Batches(keras.utils.PyDataset):
-    def __init__(self, batches, **kwargs):
-        super().__init__(**kwargs)
-        self._batches = batches
-        self.epochs = 0
-
-    def __len__(self):
-        return len(self._batches)
-
-    def __getitem__(self, index):
-        return self._batches[index]
-
-    def on_epoch_end(self):
-        self.epochs += 1
-
-
 def from_list():
     return slices(COLUMNS, BATCH_SIZE)
 
 
 def from_function():
-    return lambda: iter(slices(COLUMNS, BATCH_SIZE))
+    return lambda: iter(from_list())
 
 
 def from_numpy():
     return numpy_dataset(COLUMNS).batch(BATCH_SIZE)
 
 
-def from_py_dataset():
-    return Batches(slices(COLUMNS, BATCH_SIZE))
+def from_py_dataset(**options):
+    return Batches(from_list(), **options)
 
 
 def from_py_dataset_workers():
-    return Batches(slices(COLUMNS, BATCH_SIZE), workers=2, max_queue_size=2)
+    return from_py_dataset(workers=2, max_queue_size=2)
 
 
 def from_tensors():
-    return keras.tree.map_structure(
-        keras.ops.convert_to_tensor, slices(COLUMNS, BATCH_SIZE)
-    )
+    return keras.tree.map_structure(keras.ops.convert_to_tensor, from_list())
 
 
 def from_tf_data():
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensor_slices(COLUMNS).batch(BATCH_SIZE)
+    return kinds.tf_rows(COLUMNS).batch(BATCH_SIZE)
 
 
 def from_torch_loader():
-    import torch
-
-    columns = [torch.from_numpy(column) for column in COLUMNS]
-    return torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(*columns), batch_size=BATCH_SIZE
-    )
-
-
-def _grain_rows():
-    import grain
-
-    return grain.MapDataset.source(list(zip(*COLUMNS, strict=True)))
+    return kinds.torch_loader(COLUMNS, batch_size=BATCH_SIZE)
 
 
 def from_grain_map():
-    return _grain_rows().batch(BATCH_SIZE)
+    return kinds.grain_rows(COLUMNS).batch(BATCH_SIZE)
 
 
 def from_grain_iter():
-    return _grain_rows().to_iter_dataset().batch(BATCH_SIZE)
+    return kinds.grain_rows(COLUMNS).to_iter_dataset().batch(BATCH_SIZE)
 
 
 def from_grain_loader():
@@ -105,27 +77,28 @@ def from_grain_loader():
     )
 
 
+def kind(make, cardinality, module=None):
+    marks = [installed(module)] if module else []
+    name = make.__name__.removeprefix("from_")
+    return pytest.param(make, cardinality, id=name, marks=marks)
+
+
 KINDS = [
-    pytest.param(from_list, 3, id="list"),
-    pytest.param(from_function, -2, id="function"),
-    pytest.param(from_numpy, 3, id="numpy"),
-    pytest.param(from_py_dataset, 3, id="py_dataset"),
-    pytest.param(from_py_dataset_workers, 3, id="py_dataset_workers"),
-    pytest.param(from_tensors, 3, id="tensors"),
-    pytest.param(from_tf_data, 3, id="tf_data", marks=installed("tensorflow")),
-    pytest.param(
-        from_torch_loader, 3, id="torch_loader", marks=installed("torch")
-    ),
-    pytest.param(from_grain_map, 3, id="grain_map", marks=installed("grain")),
-    pytest.param(
-        from_grain_iter, -2, id="grain_iter", marks=installed("grain")
-    ),
-    pytest.param(
-        from_grain_loader, -2, id="grain_loader", marks=installed("grain")
-    ),
+    kind(from_list, 3),
+    kind(from_function, -2),
+    kind(from_numpy, 3),
+    kind(from_py_dataset, 3),
+    kind(from_py_dataset_workers, 3),
+    kind(from_tensors, 3),
+    kind(from_tf_data, 3, "tensorflow"),
+    kind(from_torch_loader, 3, "torch"),
+    kind(from_grain_map, 3, "grain"),
+    kind(from_grain_iter, -2, "grain"),
+    kind(from_grain_loader, -2, "grain"),
 ]
 
 
+@contract(175, native=False)
 @pytest.mark.parametrize("num_replicas", [1, 2, 3])
 @pytest.mark.parametrize(("make", "cardinality"), KINDS)
 def test_kind(make, cardinality, num_replicas):
@@ -257,4 +230,5 @@ def test_workers_end_with_the_pass(workers):
 
 def test_grain_repeated_for_ever():
     pytest.importorskip("grain")
-    assert distributed(_grain_rows().repeat().batch(2), 2).cardinality == -1
+    rows = kinds.grain_rows(COLUMNS)
+    assert distributed(rows.repeat().batch(2), 2).cardinality == -1

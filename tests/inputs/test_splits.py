@@ -1,4 +1,4 @@
-"""How global batches are split, for any batch."""
+"""Replicas get the rows of any global batch in order, each row once."""
 
 import collections
 
@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from conformance.contract import contract
 from inputs.helpers import BACKEND
 from inputs.helpers import distributed
 from inputs.helpers import from_function
 from inputs.helpers import joined
 from inputs.helpers import lists
 from inputs.helpers import parts
-from inputs.helpers import slices
 from keras_dist.core.nests import leaves_of
 from keras_dist.core.options import InputOptions
 from keras_dist.core.rows import bounds
+from parity.kinds import slices
 
 PROPERTY = settings(
     max_examples=30,
@@ -40,22 +41,19 @@ def _column(rows, dtype, trailing, number):
 LEAVES = st.tuples(
     st.sampled_from(DTYPES), st.sampled_from([(), (1,), (2, 3), (0,)])
 )
-NESTS = st.recursive(
-    LEAVES.map(lambda leaf: {"leaf": leaf}),
-    lambda inner: st.one_of(
-        st.tuples(inner, inner).map(lambda pair: ("tuple", pair)),
-        st.tuples(inner, inner).map(lambda pair: ("list", pair)),
-        st.tuples(inner, inner).map(lambda pair: ("dict", pair)),
-        st.tuples(inner, inner).map(lambda pair: ("named", pair)),
-    ),
-    max_leaves=4,
-)
 KINDS = {
     "tuple": tuple,
     "list": list,
     "dict": lambda pair: {"b": pair[0], "a": pair[1]},
     "named": lambda pair: Pair(*pair),
 }
+NESTS = st.recursive(
+    LEAVES.map(lambda leaf: {"leaf": leaf}),
+    lambda inner: st.tuples(
+        st.sampled_from(sorted(KINDS)), st.tuples(inner, inner)
+    ),
+    max_leaves=4,
+)
 
 
 def _nest(shape, rows):
@@ -74,6 +72,7 @@ def _structure(nest):
     return None
 
 
+@contract(161, 163, 165, 182, native=False)
 @PROPERTY
 @given(
     nest=NESTS,
@@ -109,6 +108,7 @@ def test_nothing_is_lost_or_doubled(nest, sizes, num_replicas, buffer_size):
             assert part.dtype == str(own.dtype)
 
 
+@contract(176, native=False)
 @PROPERTY
 @given(
     rows=st.integers(1, 30),
@@ -160,6 +160,7 @@ def test_strings():
 
 
 @pytest.mark.runs_on("tensorflow")
+@contract(171, native=False)
 def test_a_static_spec():
     tf = pytest.importorskip("tensorflow")
     rows = tf.data.Dataset.range(8)

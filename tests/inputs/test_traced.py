@@ -1,4 +1,4 @@
-"""Reading inside of a `tf.function`, on TensorFlow."""
+"""A `tf.function` reads a distributed dataset by `reduce`, on TensorFlow."""
 
 import pytest
 

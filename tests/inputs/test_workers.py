@@ -1,4 +1,4 @@
-"""Data that every worker reads alike: each has its rows of each batch."""
+"""Of data that all workers read alike, each has its rows of each batch."""
 
 import itertools
 
@@ -8,21 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.contract import contract
+from inputs.helpers import PER_REPLICA
 from inputs.helpers import distributed
 from inputs.helpers import installed
 from inputs.helpers import lists
 from inputs.helpers import parts
-from inputs.helpers import slices
 from inputs.test_sources import KINDS
 from inputs.test_splits import PROPERTY
 from inputs.workers import read
 from inputs.workers import strategies_of
 from keras_dist.core.nests import leaves_of
-from keras_dist.core.options import InputOptions
-from keras_dist.core.options import InputReplicationMode
 from keras_dist.core.rows import bounds
 from keras_dist.inputs.dataset import distribute_dataset
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
+from parity.kinds import slices
 
 
 def batches_of(rows, batch_size):
@@ -37,31 +36,18 @@ def rows_of_workers(rows, batch_size, num_workers=2, num_replicas=1):
     ]
 
 
-@contract(185)
-def test_consecutive_slices():
-    chief, other = rows_of_workers(8, 3)
-    assert chief == [[[0, 1]], [[3, 4]], [[6]]]
-    assert other == [[[2]], [[5]], [[7]]]
-
-
-@contract(187)
+@contract(185, 187, 188)
 @pytest.mark.parametrize(
-    ("rows", "chief", "other"),
+    ("rows", "batch_size", "chief", "other"),
     [
-        (8, [[[0, 1]], [[4, 5]]], [[[2, 3]], [[6, 7]]]),
-        (7, [[[0, 1]], [[4, 5]]], [[[2, 3]], [[6]]]),
-        (5, [[[0, 1]], [[4]]], [[[2, 3]], [[]]]),
+        (8, 3, [[[0, 1]], [[3, 4]], [[6]]], [[[2]], [[5]], [[7]]]),
+        (7, 4, [[[0, 1]], [[4, 5]]], [[[2, 3]], [[6]]]),
+        (5, 4, [[[0, 1]], [[4]]], [[[2, 3]], [[]]]),
+        (6, 8, [[[0, 1, 2]]], [[[3, 4, 5]]]),
     ],
 )
-def test_the_last_batch(rows, chief, other):
-    assert rows_of_workers(rows, 4) == [chief, other]
-
-
-@contract(188)
-def test_a_last_batch_that_can_be_divided():
-    chief, other = rows_of_workers(14, 8)
-    assert chief[1] == [[8, 9, 10]]
-    assert other[1] == [[11, 12, 13]]
+def test_the_last_batch(rows, batch_size, chief, other):
+    assert rows_of_workers(rows, batch_size) == [chief, other]
 
 
 @contract(185)
@@ -122,10 +108,13 @@ def test_arrays_are_not_copied_to_be_cut():
     assert np.shares_memory(part, whole)
 
 
-def test_an_unbatched_dataset():
+def test_data_that_workers_can_not_share():
+    strategy = strategies_of(2)[0]
     rows = numpy_dataset(np.arange(4))
     with pytest.raises(ValueError, match="not batched"):
-        next(iter(distribute_dataset(strategies_of(2)[0], rows)))
+        next(iter(distribute_dataset(strategy, rows)))
+    with pytest.raises(NotImplementedError, match="from_function"):
+        distribute_dataset(strategy, [np.ones(2)], PER_REPLICA)
 
 
 @contract(171, native=False)
@@ -161,14 +150,6 @@ def test_what_fit_reads_is_the_users_own():
             [0, 1, 2, 3],
             [4, 5, 6],
         ]
-
-
-def test_a_dataset_for_each_replica_needs_a_function():
-    options = InputOptions(
-        experimental_replication_mode=InputReplicationMode.PER_REPLICA
-    )
-    with pytest.raises(NotImplementedError, match="from_function"):
-        distribute_dataset(strategies_of(2)[0], [np.ones(2)], options)
 
 
 def test_no_word_between_workers():

@@ -110,6 +110,14 @@ def run(strategy, fn, batch):
     return keras.tree.map_structure(to_numpy, total)
 
 
+def minimize(loss_fn, model, optimizer):
+    """Takes a step of an optimizer, and returns the loss before it."""
+    variables = model.trainable_variables
+    loss, grads = keras_dist.value_and_grad(loss_fn, variables)
+    optimizer.apply(grads, variables)
+    return loss
+
+
 def gathered(strategy, value):
     """The rows of all replicas, as an array."""
     return to_numpy(strategy.gather(value, axis=0))

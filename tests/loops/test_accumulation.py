@@ -1,4 +1,4 @@
-"""Gradients that are accumulated by hand, over batches."""
+"""Gradients that loops accumulate by hand add up as on one device."""
 
 import keras
 from keras import ops
@@ -61,52 +61,3 @@ def counted_in_python(strategy, compiled):
 @replicas
 def test_accumulation_that_is_counted_in_python(num_replicas):
     assert_same_numbers(counted_in_python, num_replicas, total=18.63476)
-
-
-def counted_in_a_variable(strategy, compiled):
-    """One function that decides itself whether to use the sums."""
-    with strategy.scope():
-        model, optimizer = mlp(), keras.optimizers.SGD(0.1)
-        # A sum over replicas in each step, the same on all of them.
-        sums = [
-            keras.Variable(
-                ops.zeros(v.shape), trainable=False, aggregation="sum"
-            )
-            for v in model.trainable_variables
-        ]
-        count = keras.Variable(0, trainable=False, dtype="int32")
-
-    @function(compiled)
-    def train_step(x, y):
-        replicas = keras_dist.get_replica_context().num_replicas_in_sync
-
-        def loss_fn():
-            losses = crossentropy(y, model(x, training=True))
-            return keras_dist.compute_average_loss(losses, global_batch_size=8)
-
-        loss, grads = keras_dist.value_and_grad(
-            loss_fn, model.trainable_variables
-        )
-        for own, grad in zip(sums, grads, strict=True):
-            own.assign_add(grad)
-        count.assign_add(1)
-        found = ops.cond(
-            ops.equal(count % 2, 0),
-            lambda: [own / replicas for own in sums],
-            lambda: [ops.zeros(own.shape) for own in sums],
-        )
-        optimizer.apply(found, model.trainable_variables)
-        keep = ops.cast(ops.not_equal(count % 2, 0), "float32") / replicas
-        for own in sums:
-            own.assign(own * keep)
-        return loss
-
-    losses = [
-        run(strategy, train_step, batch) for batch in batches(strategy, X, Y)
-    ]
-    return outcome(losses=losses, counts=[count], model=model)
-
-
-@replicas
-def test_accumulation_that_is_counted_in_a_variable(num_replicas):
-    assert_same_numbers(counted_in_a_variable, num_replicas, total=22.57250)

@@ -1,4 +1,4 @@
-"""The loop of a classifier: partial batches, metrics, several steps a call."""
+"""The loop of a classifier trains as on one device, also on partial batches."""
 
 import functools
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from conformance.contract import contract
 from loops.helpers import X
 from loops.helpers import Y
 from loops.helpers import adam
@@ -15,6 +16,7 @@ from loops.helpers import batches
 from loops.helpers import crossentropy
 from loops.helpers import function
 from loops.helpers import gathered
+from loops.helpers import minimize
 from loops.helpers import mirrored
 from loops.helpers import mlp
 from loops.helpers import on_one_device
@@ -32,9 +34,10 @@ PARTIAL = (8, 5)
 WEIGHTS = uniform(1)
 
 
-def classifier(strategy, compiled, global_batch=None):
+def made(strategy, compiled, global_batch=None, dropout=0.0):
+    """The parts of the loop: a model, optimizer and metric, and its step."""
     with strategy.scope():
-        model = mlp()
+        model = keras.Sequential([mlp(), keras.layers.Dropout(dropout, seed=5)])
         optimizer = adam()
         accuracy = keras.metrics.SparseCategoricalAccuracy()
 
@@ -47,16 +50,17 @@ def classifier(strategy, compiled, global_batch=None):
                 crossentropy(y, logits), global_batch_size=global_batch
             )
 
-        loss, grads = keras_dist.value_and_grad(
-            loss_fn, model.trainable_variables
-        )
-        optimizer.apply(grads, model.trainable_variables)
-        return loss
+        return minimize(loss_fn, model, optimizer)
 
+    return model, optimizer, accuracy, train_step
+
+
+def classifier(strategy, compiled, global_batch=None):
+    model, optimizer, accuracy, step = made(strategy, compiled, global_batch)
     losses, accuracies = [], []
     for _ in range(2):
         for batch in batches(strategy, X, Y, sizes=SIZES):
-            losses.append(run(strategy, train_step, batch))
+            losses.append(run(strategy, step, batch))
         accuracies.append(to_numpy(accuracy.result()))
         accuracy.reset_state()
     return outcome(
@@ -64,6 +68,7 @@ def classifier(strategy, compiled, global_batch=None):
     )
 
 
+@contract(216, native=False)
 @replicas
 def test_classifier(num_replicas):
     assert_same_numbers(classifier, num_replicas, total=23.97502)
@@ -118,32 +123,15 @@ def test_evaluation(num_replicas):
 
 def unrolled(strategy, compiled, steps=1):
     """Several steps in a call, if told to."""
-    with strategy.scope():
-        model = keras.Sequential([mlp(), keras.layers.Dropout(0.3, seed=5)])
-        optimizer = keras.optimizers.RMSprop(0.01, use_ema=True)
-        accuracy = keras.metrics.SparseCategoricalAccuracy()
-
-    @function(compiled)
-    def train_step(x, y):
-        def loss_fn():
-            logits = model(x, training=True)
-            accuracy.update_state(y, logits)
-            return keras_dist.compute_average_loss(crossentropy(y, logits))
-
-        loss, grads = keras_dist.value_and_grad(
-            loss_fn, model.trainable_variables
-        )
-        optimizer.apply(grads, model.trainable_variables)
-        return loss
-
+    model, optimizer, accuracy, step = made(strategy, compiled, dropout=0.3)
     data = batches(strategy, X, Y, sizes=(4, 4, 4, 4, 3))
     losses = []
     if steps == 1:
-        losses += [run(strategy, train_step, batch) for batch in data]
+        losses += [run(strategy, step, batch) for batch in data]
     else:
         iterator = iter(data)
         for _ in range(2):
-            stacked = keras_dist.scan_steps(train_step, iterator, steps)
+            stacked = keras_dist.scan_steps(step, iterator, steps)
             losses += list(to_numpy(strategy.reduce("SUM", stacked, axis=None)))
     return outcome(
         losses=losses,

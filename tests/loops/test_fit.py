@@ -1,8 +1,10 @@
-"""Steps that are written with variables, in `fit` and called by hand.
+"""Steps that are written with variables train alike wherever they run.
 
 The same `train_step`, `test_step` and `predict_step`: a loop of Python calls
-them on plain Keras, and `fit`, `evaluate` and `predict` on replicas.
+them on plain Keras, and on replicas `fit` and `predict` do, or `run`, compiled.
 """
+
+import functools
 
 import keras
 import numpy as np
@@ -14,6 +16,7 @@ from loops.helpers import RTOL
 from loops.helpers import X
 from loops.helpers import Y
 from loops.helpers import adam
+from loops.helpers import batches
 from loops.helpers import crossentropy
 from loops.helpers import mirrored
 from loops.helpers import mlp
@@ -98,7 +101,9 @@ class Adversarial(keras.Model):
                 [
                     keras.Input((2,)),
                     layers.Dense(5, use_bias=False),
-                    layers.BatchNormalization(momentum=0.8),
+                    layers.BatchNormalization(
+                        momentum=0.8, synchronized=keras_dist.has_strategy()
+                    ),
                     layers.Activation("tanh"),
                     layers.Dense(4),
                 ]
@@ -197,7 +202,37 @@ def _by_hand(model, x, y):
     for _ in range(2):
         logs += [epoch(model.train_step), epoch(model.test_step)]
     predicted = [model.predict_step(batch) for batch in _parts(x)]
-    return logs, keras.tree.map_structure(
+    return logs, _joined(predicted)
+
+
+def _by_run(model, x, y):
+    make = type(model)
+    strategy = model.optimizer.iterations.distribute_strategy
+    # The model's own attributes are what `fit` runs on replicas.
+    train, test, predict = (
+        keras_dist.function(functools.partial(step, model))
+        for step in (make.train_step, make.test_step, make.predict_step)
+    )
+
+    def epoch(step):
+        for batch in batches(strategy, x, y, sizes=(SIZE, SIZE)):
+            strategy.run(step, args=(batch,))
+        logs = {m.name: to_numpy(m.result()) for m in model.metrics}
+        model.reset_metrics()
+        return logs
+
+    logs = []
+    for _ in range(2):
+        logs += [epoch(train), epoch(test)]
+    predicted = [
+        strategy.gather(strategy.run(predict, args=batch), axis=0)
+        for batch in batches(strategy, x, sizes=(SIZE, SIZE))
+    ]
+    return logs, _joined(predicted)
+
+
+def _joined(predicted):
+    return keras.tree.map_structure(
         lambda *rows: np.concatenate([*map(to_numpy, rows)]), *predicted
     )
 
@@ -245,6 +280,9 @@ def expected():
 
 @replicas
 @pytest.mark.parametrize("make", DATA)
-def test_fit_is_a_loop_over_the_steps(expected, make, num_replicas):
-    ours = _numbers(make, _by_fit, mirrored(num_replicas))
+@pytest.mark.parametrize("way", [_by_fit, _by_run])
+def test_fit_and_run_are_loops_over_the_steps(
+    expected, make, way, num_replicas
+):
+    ours = _numbers(make, way, mirrored(num_replicas))
     assert_same(ours, expected[make], rtol=RTOL)

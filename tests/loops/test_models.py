@@ -1,10 +1,8 @@
-"""Layers and optimizers that have more to them than a dense layer and Adam."""
+"""Loops of recurrent, convolutional and normalized models train as on one."""
 
 import keras
-import numpy as np
 import pytest
 from keras import layers
-from keras import ops
 
 import keras_dist
 from loops.helpers import X
@@ -14,7 +12,7 @@ from loops.helpers import assert_same_numbers
 from loops.helpers import batches
 from loops.helpers import crossentropy
 from loops.helpers import function
-from loops.helpers import mirrored
+from loops.helpers import minimize
 from loops.helpers import normal
 from loops.helpers import outcome
 from loops.helpers import replicas
@@ -39,11 +37,7 @@ def trained(strategy, compiled, make_model, optimizer, x):
                 losses
             ) + keras_dist.scale_regularization_loss(model.losses)
 
-        loss, grads = keras_dist.value_and_grad(
-            loss_fn, model.trainable_variables
-        )
-        optimizer.apply(grads, model.trainable_variables)
-        return loss
+        return minimize(loss_fn, model, optimizer)
 
     data = batches(strategy, x, Y)
     losses = [run(strategy, train_step, batch) for batch in data]
@@ -83,11 +77,6 @@ def regularized(strategy, compiled):
     return trained(strategy, compiled, make_model, optimizer, X)
 
 
-@replicas
-def test_all_that_an_optimizer_does_to_gradients(num_replicas):
-    assert_same_numbers(regularized, num_replicas, total=48.20168)
-
-
 def recurrent(strategy, compiled):
     def make_model():
         return keras.Sequential(
@@ -95,11 +84,6 @@ def recurrent(strategy, compiled):
         )
 
     return trained(strategy, compiled, make_model, adam, SEQUENCES)
-
-
-@replicas
-def test_recurrent(num_replicas):
-    assert_same_numbers(recurrent, num_replicas, total=87.07042)
 
 
 def convolutional(strategy, compiled):
@@ -117,40 +101,12 @@ def convolutional(strategy, compiled):
     return trained(strategy, compiled, make_model, adam, IMAGES)
 
 
+# By the sum of all magnitudes.
+CASES = [(regularized, 48.20168), (recurrent, 87.07042)]
+CASES += [(convolutional, 74.77801)]
+
+
 @replicas
-def test_convolutional(num_replicas):
-    assert_same_numbers(convolutional, num_replicas, total=74.77801)
-
-
-def _dropped(num_replicas, seed):
-    strategy = mirrored(num_replicas)
-    with strategy.scope():
-        dropout = layers.Dropout(0.5, seed=seed)
-
-    @keras_dist.function
-    def step(x):
-        return dropout(x, training=True)
-
-    ones = np.ones((11, 6), "float32")
-    return [
-        [
-            np.asarray(ops.convert_to_numpy(part))
-            for part in strategy.experimental_local_results(
-                strategy.run(step, args=batch)
-            )
-        ]
-        for batch in batches(strategy, ones, sizes=(8, 3))
-    ]
-
-
-@pytest.mark.parametrize("num_replicas", [2, 4])
-def test_dropout_differs_by_replica_and_repeats_with_its_seed(num_replicas):
-    """Partial batches, in which a replica has no rows, included."""
-    first, again, other = (_dropped(num_replicas, seed) for seed in (7, 7, 8))
-    for ours, same in zip(first, again, strict=True):
-        for one, two in zip(ours, same, strict=True):
-            np.testing.assert_array_equal(one, two)
-    for index, part in enumerate(first[0]):
-        assert not np.array_equal(part, other[0][index])
-        for earlier in first[0][:index]:
-            assert not np.array_equal(part, earlier)
+@pytest.mark.parametrize(("case", "total"), CASES)
+def test_same_numbers(case, total, num_replicas):
+    assert_same_numbers(case, num_replicas, total=total)

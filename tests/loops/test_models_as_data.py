@@ -1,75 +1,21 @@
-"""Loops whose targets or data come from a model."""
+"""A policy that decides what it sees next trains as on one device."""
 
 import keras
 import numpy as np
 from keras import ops
 
 import keras_dist
-from loops.helpers import X
-from loops.helpers import Y
 from loops.helpers import adam
 from loops.helpers import assert_same_numbers
 from loops.helpers import batches
 from loops.helpers import crossentropy
 from loops.helpers import function
 from loops.helpers import gathered
+from loops.helpers import minimize
 from loops.helpers import mlp
-from loops.helpers import normal
 from loops.helpers import outcome
 from loops.helpers import replicas
 from loops.helpers import run
-
-NOISY = X + normal(1, 4) / 5
-
-
-def teacher(strategy, compiled):
-    """A second model follows the first one, and is asked for targets."""
-    with strategy.scope():
-        student, follower = mlp(), mlp()
-        optimizer = adam()
-        distance = keras.metrics.MeanSquaredError()
-
-    @function(compiled)
-    def train_step(x, noisy, y):
-        targets = ops.stop_gradient(follower(noisy, training=False))
-
-        def loss_fn():
-            logits = student(x, training=True)
-            distance.update_state(targets, logits)
-            agreement = ops.mean(ops.square(logits - targets), axis=1)
-            return keras_dist.compute_average_loss(
-                crossentropy(y, logits) + 2.0 * agreement
-            )
-
-        loss, grads = keras_dist.value_and_grad(
-            loss_fn, student.trainable_variables
-        )
-        optimizer.apply(grads, student.trainable_variables)
-        for slow, fast in zip(
-            follower.trainable_variables,
-            student.trainable_variables,
-            strict=True,
-        ):
-            slow.assign(0.9 * slow + 0.1 * fast)
-        return loss
-
-    losses = [
-        run(strategy, train_step, batch)
-        for batch in batches(strategy, X, NOISY, Y)
-    ]
-    return outcome(
-        losses=losses,
-        distance=[distance.result()],
-        student=student,
-        follower=follower,
-        optimizer=optimizer,
-    )
-
-
-@replicas
-def test_a_teacher_that_is_an_average_of_its_student(num_replicas):
-    assert_same_numbers(teacher, num_replicas, total=33.80686)
-
 
 RNG = np.random.default_rng(2)
 GUMBEL = RNG.gumbel(size=(4, 6, 3)).astype("float32")
@@ -96,11 +42,7 @@ def reinforcement(strategy, compiled):
             chosen = -crossentropy(actions, policy(seen, training=True))
             return keras_dist.compute_average_loss(-chosen * rewards)
 
-        loss, grads = keras_dist.value_and_grad(
-            loss_fn, policy.trainable_variables
-        )
-        optimizer.apply(grads, policy.trainable_variables)
-        return loss
+        return minimize(loss_fn, policy, optimizer)
 
     seen, losses, history = START, [], []
     for gumbel in GUMBEL:

@@ -1,4 +1,4 @@
-"""Mixed precision, with losses that are scaled."""
+"""Loops in mixed precision train as on one device, with scaled losses."""
 
 import keras
 import numpy as np

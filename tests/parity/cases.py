@@ -37,6 +37,12 @@ def with_(optimizer=sgd, loss="mse", **options):
 new = functools.partial
 mse = with_()
 
+
+def weighted(name, compile, **options):
+    """A row for a small model, on data of uneven weights."""
+    return Case(name, models.mlp, models.weighted_table, compile, **options)
+
+
 CORE = [
     Case(
         "weighted",
@@ -97,15 +103,12 @@ CORE = [
 
 BATCHES = [
     Case("even", models.mlp, models.table, mse, 24, 12, replicas=ALL),
-    Case("odd", models.mlp, models.table, mse, 15, 5, replicas=(2, 4)),
     Case("one", models.mlp, models.table, mse, 3, 1, replicas=(2, 3)),
-    Case(
+    weighted(
         "fewer_than_replicas",
-        models.mlp,
-        models.weighted_table,
         mse,
-        6,
-        2,
+        rows=6,
+        batch_size=2,
         replicas=(3, 4),
         full=True,
     ),
@@ -137,20 +140,12 @@ BATCHES = [
 
 
 def optimizer(name, make, replicas=(3,), **options):
-    """A row for an optimizer, on data of uneven weights."""
-    options = {"rtol": 1e-4, **options}
-    return Case(
-        f"optimizer_{name}",
-        models.mlp,
-        models.weighted_table,
-        with_(make),
-        replicas=replicas,
-        **options,
-    )
+    """A row for an optimizer."""
+    options = {"rtol": 1e-4, "replicas": replicas, **options}
+    return weighted(f"optimizer_{name}", with_(make), **options)
 
 
 OPTIMIZERS = [
-    optimizer("sgd", sgd, rtol=2e-5),
     optimizer("momentum", new(sgd, momentum=0.9, nesterov=True), rtol=2e-5),
     optimizer("adam", new(optimizers.Adam, 0.01), (2, 3)),
     optimizer("adamw", new(optimizers.AdamW, 0.01, weight_decay=0.2)),
@@ -199,10 +194,6 @@ def loss(name, make, build=models.mlp, data=models.weighted_table, **options):
 LOSSES = [
     loss("sum", new(losses.MeanSquaredError, reduction="sum"), replicas=(2, 3)),
     loss(
-        "sum_over_batch_size",
-        new(losses.MeanSquaredError, reduction="sum_over_batch_size"),
-    ),
-    loss(
         "mean",
         new(losses.MeanAbsoluteError, reduction="mean"),
         replicas=(2,),
@@ -230,13 +221,6 @@ LOSSES = [
         new(losses.Dice, axis=None),
         build=models.classifier,
         data=models.one_hot,
-    ),
-    loss(
-        "tversky",
-        new(losses.Tversky, alpha=0.3, beta=0.6, axis=None),
-        build=models.classifier,
-        data=models.one_hot,
-        replicas=(2,),
     ),
     loss(
         "circle",
@@ -267,13 +251,6 @@ LOSSES = [
 ]
 
 MASKS = [
-    Case(
-        "mask_lstm",
-        models.text(lambda: layers.LSTM(3), models.dense()),
-        models.words,
-        mse,
-        replicas=(3,),
-    ),
     Case(
         "mask_pooling",
         models.text(layers.GlobalAveragePooling1D, models.dense()),
@@ -434,34 +411,16 @@ LAYERS = [
 ]
 
 MODES = [
-    Case(
-        "run_eagerly",
-        models.mlp,
-        models.weighted_table,
-        with_(run_eagerly=True),
-        replicas=(3,),
-        full=True,
-    ),
-    Case(
-        "jit_compile_off",
-        models.mlp,
-        models.weighted_table,
-        with_(jit_compile=False),
-        replicas=(2,),
-    ),
-    Case(
+    weighted("run_eagerly", with_(run_eagerly=True), replicas=(3,), full=True),
+    weighted(
         "steps_per_execution",
-        models.mlp,
-        models.weighted_table,
         with_(steps_per_execution=2, metrics=["mae"]),
         replicas=(2, 3),
         full=True,
         backends=OF_SEVERAL_STEPS,
     ),
-    Case(
+    weighted(
         "mixed_float16",
-        models.mlp,
-        models.weighted_table,
         with_(
             lambda: optimizers.LossScaleOptimizer(
                 sgd(), initial_scale=2.0**10, dynamic_growth_steps=2
@@ -480,10 +439,8 @@ MODES = [
         ),
         replicas=(3,),
     ),
-    Case(
+    weighted(
         "mixed_bfloat16",
-        models.mlp,
-        models.weighted_table,
         mse,
         replicas=(3,),
         rtol=3e-2,

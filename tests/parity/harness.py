@@ -173,6 +173,39 @@ def compile_mode(run_eagerly):
     return {"run_eagerly": run_eagerly, "jit_compile": jit_compile}
 
 
+def compiled(count, build, optimizer="sgd", make=None, eager=False, **options):
+    """A compiled model with initial weights from NumPy.
+
+    Args:
+        count: Integer, the number of replicas, or `None` for plain Keras.
+        build: Callable that returns a built model.
+        optimizer: A name, or a callable that returns an optimizer.
+        make: Callable from a number of replicas to a strategy.
+        eager: Whether steps run eagerly.
+        **options: Further arguments of `compile`; the loss is `"mse"`.
+    """
+    with scope(count, make):
+        model = set_initial_weights(build())
+        model.compile(
+            optimizer() if callable(optimizer) else optimizer,
+            **{"loss": "mse", **compile_mode(eager), **options},
+        )
+    return model
+
+
+def results(model, data, **options):
+    """What `fit`, `evaluate` and `predict` return and leave in a model."""
+    history = model.fit(**data, **FIT | options).history
+    logs = model.evaluate(**data, batch_size=7, verbose=0, return_dict=True)
+    predictions = model.predict(data["x"], batch_size=7, verbose=0)
+    return (
+        flat("history", history)
+        | flat("evaluate", logs)
+        | flat("predict", predictions)
+        | state_of(model)
+    )
+
+
 def drop_iterations(*states):
     """Leaves the optimizer's count of steps out of results, on TensorFlow.
 

@@ -35,20 +35,25 @@ def outcome_of(make, num_replicas):
     return fitted(model, **data, **{"epochs": 2, **options}, verbose=0)
 
 
-def _slices():
-    data = models.weighted_table(ROWS)
+def slices(columns, batch_size=BATCH_SIZE):
+    """Batches of a nest of arrays, as a list."""
+    rows = len(keras.tree.flatten(columns)[0])
     return [
-        tuple(value[start : start + BATCH_SIZE] for value in data.values())
-        for start in range(0, ROWS, BATCH_SIZE)
+        keras.tree.map_structure(
+            lambda column, start=start: column[start : start + batch_size],
+            columns,
+        )
+        for start in range(0, rows, batch_size)
     ]
 
 
 class Batches(keras.utils.PyDataset):
-    """A `PyDataset` of given batches."""
+    """A `PyDataset` of given batches, which counts its epochs."""
 
     def __init__(self, batches, **kwargs):
         super().__init__(**kwargs)
         self._batches = batches
+        self.epochs = 0
 
     def __len__(self):
         return len(self._batches)
@@ -56,12 +61,38 @@ class Batches(keras.utils.PyDataset):
     def __getitem__(self, index):
         return self._batches[index]
 
+    def on_epoch_end(self):
+        self.epochs += 1
+
+
+def tf_rows(columns):
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensor_slices(columns)
+
+
+def torch_loader(columns, **options):
+    import torch
+
+    dataset = torch.utils.data.TensorDataset(*map(torch.from_numpy, columns))
+    return torch.utils.data.DataLoader(dataset, **options)
+
+
+def grain_rows(columns):
+    import grain
+
+    return grain.MapDataset.source(
+        [tuple(map(np.asarray, row)) for row in zip(*columns, strict=True)]
+    )
+
+
+def _columns():
+    return tuple(models.weighted_table(ROWS).values())
+
 
 def from_numpy():
-    return models.weighted_table(ROWS), {
-        "batch_size": BATCH_SIZE,
-        "shuffle": True,
-    }
+    data = models.weighted_table(ROWS)
+    return data, {"batch_size": BATCH_SIZE, "shuffle": True}
 
 
 def from_tensors():
@@ -71,32 +102,27 @@ def from_tensors():
 
 
 def from_py_dataset():
-    return {"x": Batches(_slices())}, {"shuffle": True}
+    return {"x": Batches(slices(_columns()))}, {"shuffle": True}
 
 
 def from_py_dataset_workers():
-    dataset = Batches(_slices(), workers=2, max_queue_size=3)
+    dataset = Batches(slices(_columns()), workers=2, max_queue_size=3)
     return {"x": dataset}, {"shuffle": False}
 
 
 def from_generator():
     # It ends when it was read once, so both epochs are in it.
-    batches = (batch for batch in _slices() * 2)
+    batches = (batch for batch in slices(_columns()) * 2)
     return {"x": batches}, {"steps_per_epoch": 3, "shuffle": False}
 
 
 def from_tf_data():
-    import tensorflow as tf
-
-    dataset = tf.data.Dataset.from_tensor_slices(
-        tuple(models.weighted_table(ROWS).values())
+    dataset = tf_rows(_columns()).shuffle(
+        ROWS, seed=1, reshuffle_each_iteration=True
     )
-    dataset = dataset.shuffle(ROWS, seed=1, reshuffle_each_iteration=True)
-    validation = tf.data.Dataset.from_tensor_slices(
-        tuple(models.table(5).values())
-    )
+    validation = tf_rows(tuple(models.table(5).values())).batch(2)
     return {"x": dataset.batch(BATCH_SIZE).prefetch(2)}, {
-        "validation_data": validation.batch(2),
+        "validation_data": validation,
         "shuffle": False,
     }
 
@@ -104,35 +130,19 @@ def from_tf_data():
 def from_torch_loader():
     import torch
 
-    columns = models.weighted_table(ROWS).values()
-    dataset = torch.utils.data.TensorDataset(
-        *(torch.from_numpy(column) for column in columns)
-    )
-    loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_size=BATCH_SIZE,
-        shuffle=True,
-        generator=torch.Generator().manual_seed(1),
-    )
+    generator = torch.Generator().manual_seed(1)
+    options = {"batch_size": BATCH_SIZE, "shuffle": True}
+    loader = torch_loader(_columns(), generator=generator, **options)
     return {"x": loader}, {"shuffle": False}
 
 
-def _grain_rows():
-    import grain
-
-    columns = models.weighted_table(ROWS).values()
-    rows = list(zip(*columns, strict=True))
-    rows = [(x, y, np.float32(weight)) for x, y, weight in rows]
-    return grain.MapDataset.source(rows)
-
-
 def from_grain_map():
-    dataset = _grain_rows().shuffle(seed=2).batch(BATCH_SIZE)
+    dataset = grain_rows(_columns()).shuffle(seed=2).batch(BATCH_SIZE)
     return {"x": dataset}, {"shuffle": False}
 
 
 def from_grain_iter():
-    dataset = _grain_rows().to_iter_dataset().batch(BATCH_SIZE)
+    dataset = grain_rows(_columns()).to_iter_dataset().batch(BATCH_SIZE)
     return {"x": dataset}, {"shuffle": False}
 
 

@@ -9,13 +9,10 @@ import keras_dist
 from parity import models
 from parity.harness import BACKEND
 from parity.harness import FIT
-from parity.harness import JIT
 from parity.harness import assert_same
 from parity.harness import central
-from parity.harness import compile_mode
-from parity.harness import scope
-from parity.harness import set_initial_weights
-from parity.harness import state_of
+from parity.harness import compiled
+from parity.harness import results
 from parity.harness import strategy
 
 
@@ -168,49 +165,41 @@ if BACKEND != "jax":  # where Keras' step can't read a metric of a layer
     CASES += [AroundAMetric, OutOfPlace]
 
 
-def _outcome(count, layer, rows, run_eagerly=False):
-    with scope(count):
-        model = models.sequence(layer, models.dense())()
-        set_initial_weights(model)
-        for variable in model.layers[0].non_trainable_variables:
-            variable.assign(ops.zeros(variable.shape, variable.dtype))
-        model.compile(
-            keras.optimizers.SGD(0.05), "mse", **compile_mode(run_eagerly)
-        )
-    data = models.table(rows)
-    model.fit(**data, **FIT)
-    model.evaluate(**data, batch_size=7, verbose=0)
-    model.predict(data["x"], batch_size=7, verbose=0)
-    return state_of(model)
+def _compiled(count, layer, **options):
+    """A model of such a layer, whose variables are all zero."""
+    model = compiled(count, models.sequence(layer, models.dense()), **options)
+    for variable in model.layers[0].non_trainable_variables:
+        variable.assign(ops.zeros(variable.shape, variable.dtype))
+    return model
+
+
+def _outcome(count, layer, eager=False):
+    # 15 rows: shares of one size, of several, and of none.
+    model = _compiled(count, layer, eager=eager)
+    return results(model, models.table(15))
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3])
 @pytest.mark.parametrize("layer", CASES, ids=lambda cls: cls.__name__)
 def test_same_numbers(layer, num_replicas):
-    # 15 rows: shares of one size, of several, and of none.
-    assert_same(_outcome(num_replicas, layer, 15), _outcome(None, layer, 15))
+    assert_same(_outcome(num_replicas, layer), _outcome(None, layer))
 
 
 @pytest.mark.parametrize("make", [strategy, central])
 def test_calls_are_counted_where_nothing_is_trained(make):
     """Each step reads what the last one has assigned, and not this one."""
-    with make(2).scope():
-        model = models.sequence(Steps, models.dense())()
-        model.compile("sgd", "mse", jit_compile=JIT)
+    model = _compiled(2, Steps, make=make)
     for _ in range(10):
         model.evaluate(**models.table(20), batch_size=2, verbose=0)
     assert {float(_number(each)) for each in model.layers[0].seen} == {100.0}
 
 
 def test_run_eagerly():
-    actual = _outcome(3, Rows, 15, run_eagerly=True)
-    assert_same(actual, _outcome(None, Rows, 15))
+    assert_same(_outcome(3, Rows, True), _outcome(None, Rows, True))
 
 
 def test_the_count_is_that_of_the_rows():
-    with scope(2):
-        model = models.sequence(Rows, models.dense())()
-        model.compile("sgd", "mse", jit_compile=JIT)
+    model = _compiled(2, Rows)
     model.fit(**models.table(50), batch_size=10, epochs=1, verbose=0)
     counts = map(_number, model.layers[0].seen)
     assert [int(count) for count in counts] == [50, 50]
@@ -229,17 +218,15 @@ class Undeclared(Watches):
         variable.assign(ops.maximum(variable, ops.max(x)))
 
 
-def _undeclared(layer=Undeclared, **options):
-    with scope(2):
-        model = models.sequence(layer, models.dense())()
-        model.compile("sgd", "mse", **options)
-    return model
+not_on_jax = pytest.mark.skipif(
+    BACKEND == "jax", reason="A step has all rows at once."
+)
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="A step has all rows at once.")
-@pytest.mark.parametrize("run_eagerly", [False, True])
-def test_what_differs_has_to_be_declared(run_eagerly):
-    model = _undeclared(run_eagerly=run_eagerly)
+@not_on_jax
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_differs_has_to_be_declared(eager):
+    model = _compiled(2, Undeclared, eager=eager)
     before = model.get_weights()
     with pytest.raises(
         keras_dist.ReplicaDivergenceError,
@@ -253,20 +240,15 @@ def test_what_differs_has_to_be_declared(run_eagerly):
     model.fit(**models.table(16), **FIT)
 
 
-@pytest.mark.skipif(BACKEND == "jax", reason="A step has all rows at once.")
+@not_on_jax
 def test_verify_tells_of_what_is_not_declared():
-    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    report = strategy.verify(_undeclared_alone, **models.table(16))
+    report = strategy(2).verify(
+        lambda: _compiled(None, Undeclared), **models.table(16)
+    )
     assert not report.same
     assert report.first.name.endswith("seen_float32")
     assert report.cause.name == "a state counted in shares"
     assert "aggregation=" in str(report)
-
-
-def _undeclared_alone():
-    model = models.sequence(Undeclared, models.dense())()
-    model.compile("sgd", "mse")
-    return model
 
 
 class Foreign(Average):
@@ -277,14 +259,9 @@ class Foreign(Average):
 
 def test_a_layer_of_somebody_else_is_declared_from_outside():
     def outcome(count):
-        with scope(count):
-            model = models.sequence(Foreign, models.dense())()
-            set_initial_weights(model).compile("sgd", "mse", jit_compile=JIT)
-        for variable in model.layers[0].non_trainable_variables:
-            variable.assign(ops.zeros(variable.shape, variable.dtype))
+        model = _compiled(count, Foreign)
         keras_dist.set_aggregation(model.layers[0], "mean")
-        model.fit(**models.table(15), **FIT)
-        return state_of(model)
+        return results(model, models.table(15))
 
     assert_same(outcome(3), outcome(None))
 

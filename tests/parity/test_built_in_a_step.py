@@ -1,4 +1,4 @@
-"""An optimizer whose variables the first training step makes."""
+"""An optimizer whose variables the first step makes trains, or is refused."""
 
 import keras
 import numpy as np

@@ -15,8 +15,7 @@ from keras import ops
 from parity.harness import BACKEND
 from parity.harness import assert_same
 from parity.harness import central
-from parity.harness import scope
-from parity.harness import set_initial_weights
+from parity.harness import compiled
 from parity.harness import state_of
 
 ROWS = 4  # of a replica
@@ -45,26 +44,31 @@ def zeros():
 
 def trained(indices, is_made_before, rows, eager, num_replicas, make=None):
     """What `train_on_batch`, whose batches are of known size, leaves."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(rows, WIDTH)).astype("float32")
-    with scope(num_replicas, make):
+    x = np.random.default_rng(0).normal(size=(rows, WIDTH)).astype("float32")
+
+    def build():
         model = Segments(indices, is_made_before)
         model(x[:2])
-        set_initial_weights(model)
-        model.compile(
-            keras.optimizers.Adam(0.05),
-            "mse",
-            run_eagerly=eager,
-            jit_compile=False,
-        )
+        return model
+
+    options = {"eager": eager, "jit_compile": False}
+    model = compiled(num_replicas, build, adam, make, **options)
     for _ in range(3):
         model.train_on_batch(x, x[:, :1])
     return state_of(model)
 
 
+def adam():
+    return keras.optimizers.Adam(0.05)
+
+
+makes = pytest.mark.parametrize(
+    "make", [None, central], ids=["mirrored", "central"]
+)
+
+
 # The warning is an error, as each is in these tests.
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
+@makes
 @pytest.mark.parametrize(
     ("indices", "is_made_before", "rows"),
     [
@@ -73,18 +77,19 @@ def trained(indices, is_made_before, rows, eager, num_replicas, make=None):
         pytest.param(lambda: ops.arange(ROWS) // 2, False, 2 * ROWS, id="more"),
     ],
 )
+@pytest.mark.parametrize("eager", [False, True])
 def test_one_device_has_them_once(indices, is_made_before, rows, eager, make):
     case = indices, is_made_before, rows, eager
     assert_same(trained(*case, 2, make), trained(*case, None))
 
 
-@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
+@makes
 def test_a_step_that_is_traced_for_any_batch_has_them_once(make):
     case = zeros, False, 2 * ROWS, False
     assert_same(trained(*case, 2, make), trained(*case, None))
 
 
-@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
+@makes
 def test_a_warning_names_the_variable(make):
     says = contextlib.nullcontext()
     if BACKEND == "tensorflow":

@@ -1,4 +1,4 @@
-"""Copies of a distributed model: whose they are, and how they train."""
+"""Copies of a distributed model train on replicas, or say that they don't."""
 
 import copy
 import pickle
@@ -30,13 +30,8 @@ def _compiled(model):
 
 
 def _fit(model, epochs=2):
-    return model.fit(
-        **models.table(21),
-        batch_size=7,
-        epochs=epochs,
-        shuffle=False,
-        verbose=0,
-    ).history
+    options = harness.FIT | {"epochs": epochs}
+    return model.fit(**models.table(21), **options).history
 
 
 def _trained(scope):
@@ -106,7 +101,6 @@ def test_a_deepcopy_of_a_part_belongs_to_the_strategy(make):
         np.testing.assert_array_equal(
             harness.to_numpy(ours), harness.to_numpy(theirs)
         )
-    metric = keras.metrics.Mean()
     with strategy.scope():
         metric = keras.metrics.Mean()
     metric.update_state([1.0, 2.0])
@@ -141,28 +135,22 @@ def _loaded(model, folder):
     return keras.models.load_model(folder / "model.keras")
 
 
-def _unpickled(model, folder):
-    return pickle.loads(pickle.dumps(model))
-
-
-def _shallow(model, folder):
-    return copy.copy(model)
-
-
 def _from_config(model, folder):
-    again = type(model).from_config(model.get_config())
-    return _compiled(again)
+    return _compiled(type(model).from_config(model.get_config()))
 
 
-@pytest.mark.parametrize(
-    "way",
-    [_loaded, _unpickled, _shallow, _from_config],
-    ids=lambda w: w.__name__,
-)
-def test_what_is_made_from_data_says_that_it_is_not_distributed(way, tmp_path):
+WAYS = {
+    "loaded": _loaded,
+    "unpickled": lambda model, folder: pickle.loads(pickle.dumps(model)),
+    "shallow": lambda model, folder: copy.copy(model),
+    "from_config": _from_config,
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_made_from_data_says_that_it_is_not_distributed(name, tmp_path):
     strategy = harness.strategy(2)
-    model = _trained(strategy.scope())
-    plain = way(model, tmp_path)
+    plain = WAYS[name](_trained(strategy.scope()), tmp_path)
     with pytest.warns(UserWarning, match="trains on one device") as caught:
         _fit(plain)
     caught = [w for w in caught if "one device" in str(w.message)]
@@ -171,19 +159,19 @@ def test_what_is_made_from_data_says_that_it_is_not_distributed(way, tmp_path):
         assert words in str(caught[0].message)
     assert caught[0].filename.endswith("test_duplicates.py")
     _fit(plain)
-    if way is not _from_config:
+    if name != "from_config":
         expected = _trained(harness.scope(None))
         _fit(expected, 4)
         _assert_alike(plain, expected)
 
 
-@pytest.mark.parametrize("way", [_loaded, _unpickled, _from_config])
-def test_the_ways_out_are_silent_and_distributed(way, tmp_path):
+@pytest.mark.parametrize("name", ["loaded", "unpickled", "from_config"])
+def test_the_ways_out_are_silent_and_distributed(name, tmp_path):
     strategy = harness.strategy(2)
     model = _trained(strategy.scope())
     with strategy.scope():
-        inside = way(model, tmp_path)
-    adopted = strategy.distribute(way(model, tmp_path))
+        inside = WAYS[name](model, tmp_path)
+    adopted = strategy.distribute(WAYS[name](model, tmp_path))
     for each in (inside, adopted):
         _fit(each)
         _assert_belongs(each, strategy)
@@ -192,6 +180,6 @@ def test_the_ways_out_are_silent_and_distributed(way, tmp_path):
 def test_plain_models_are_copied_without_a_word(tmp_path):
     harness.strategy(2)
     model = _trained(harness.scope(None))
-    for way in (_loaded, _unpickled, _shallow, _from_config):
+    for way in WAYS.values():
         _fit(way(model, tmp_path))
     _fit(copy.deepcopy(model))

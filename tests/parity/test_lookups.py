@@ -16,10 +16,8 @@ from parity.harness import BACKEND
 from parity.harness import Case
 from parity.harness import assert_same
 from parity.harness import central
-from parity.harness import compile_mode
+from parity.harness import compiled
 from parity.harness import plain
-from parity.harness import scope
-from parity.harness import set_initial_weights
 from parity.harness import state_of
 from parity.harness import train
 
@@ -114,34 +112,23 @@ def test_fit(name):
     assert_same(train(case, 2), plain(case))
 
 
-@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
-def test_three_replicas(make):
-    case = case_of("adam")
-    assert_same(train(case, 3, make), plain(case))
-
-
 # The rows' own `zeros_like` is constant there, once TensorFlow knows its shape.
-MAY_BE_ROWS = pytest.mark.filterwarnings(
-    "ignore:Variable .* is looked up by:UserWarning"
+@pytest.mark.filterwarnings("ignore:Variable .* is looked up by:UserWarning")
+@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
+@pytest.mark.parametrize(
+    ("num_replicas", "case"),
+    [
+        (3, case_of("adam")),
+        # Each replica has as many rows as there are positions.
+        (2, case_of("rmsprop", rows=16, batch_size=2 * LENGTH)),
+        (2, case_of("adagrad", True, rows=14)),
+        # Of 3 rows, a replica has one.
+        (2, case_of("adagrad", True, rows=6, batch_size=3)),
+        (2, case_of("adagrad", True, rows=16, batch_size=2 * LENGTH)),
+    ],
 )
-
-
-@MAY_BE_ROWS
-@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
-def test_batches_of_known_size(make):
-    # Each replica has as many rows as there are positions.
-    case = case_of("rmsprop", rows=16, batch_size=2 * LENGTH)
-    assert_same(train(case, 2, make), plain(case))
-
-
-@MAY_BE_ROWS
-@pytest.mark.parametrize("make", [None, central], ids=["mirrored", "central"])
-# Of 3 rows, a replica has one.
-@pytest.mark.parametrize("batch_size", [7, 3, 2 * LENGTH])
-def test_eager(batch_size, make):
-    rows = 2 * batch_size
-    case = case_of("adagrad", True, rows=rows, batch_size=batch_size)
-    assert_same(train(case, 2, make), plain(case))
+def test_shares_of_each_kind(num_replicas, case, make):
+    assert_same(train(case, num_replicas, make), plain(case))
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -150,19 +137,18 @@ def test_rows_that_are_equal_by_chance(eager):
     ids = np.array([[1], [2], [1], [2]], "int32")
     y = np.float32([[1], [0], [0], [1]])
 
+    def build():
+        return keras.Sequential(
+            [
+                keras.Input((1,), dtype="int32"),
+                layers.Embedding(4, 3),
+                layers.Flatten(),
+                layers.Dense(1),
+            ]
+        )
+
     def outcome(count):
-        with scope(count):
-            model = keras.Sequential(
-                [
-                    keras.Input((1,), dtype="int32"),
-                    keras.layers.Embedding(4, 3),
-                    keras.layers.Flatten(),
-                    keras.layers.Dense(1),
-                ]
-            )
-            set_initial_weights(model).compile(
-                keras.optimizers.Adam(0.1), "mse", **compile_mode(eager)
-            )
+        model = compiled(count, build, OPTIMIZERS["adam"], eager=eager)
         for _ in range(3):
             model.train_on_batch(ids, y)
         return state_of(model)

@@ -1,4 +1,4 @@
-"""Every built-in loss, each on an output of one model."""
+"""Every built-in loss trains as on one device, each on an output of a model."""
 
 import inspect
 
@@ -8,14 +8,13 @@ import pytest
 from keras import layers
 from keras import losses
 
+from parity import models
 from parity.harness import BACKEND
-from parity.harness import JIT
 from parity.harness import assert_same
+from parity.harness import compiled
 from parity.harness import fitted
-from parity.harness import scope
-from parity.harness import set_initial_weights
 
-ROWS, BATCH_SIZE, CLASSES, STEPS = 21, 7, 4, 5
+ROWS, BATCH_SIZE, CLASSES = 21, 7, 4
 REAL, POSITIVE, SIGNS, ONE_HOT, SPARSE, LABELS = range(6)
 
 # The kind of output and target that each takes.
@@ -62,10 +61,7 @@ def _head(kind, name):
         REAL: (3, "linear"),
         POSITIVE: (3, "softplus"),
         SIGNS: (1, "sigmoid"),
-        ONE_HOT: (CLASSES, "softmax"),
-        SPARSE: (CLASSES, "softmax"),
-        LABELS: (CLASSES, "softmax"),
-    }[kind]
+    }.get(kind, (CLASSES, "softmax"))
     return layers.Dense(units, activation=activation, name=name)
 
 
@@ -81,17 +77,15 @@ def _target(kind, rng):
     }[kind]
 
 
-def _trained(model, x, y, weights=None):
-    """The history of one epoch of `fit`, and the state after it."""
-    return fitted(
-        model,
-        x,
-        y,
-        sample_weight=weights,
-        batch_size=BATCH_SIZE,
-        shuffle=False,
-        verbose=0,
-    )
+def _assert_trains_alike(count, build, loss, y, weights=None, shape=(6,)):
+    x = np.random.default_rng(0).normal(size=(ROWS, *shape)).astype("float32")
+
+    def outcome(count):
+        model = compiled(count, build, loss=loss)
+        options = {"batch_size": BATCH_SIZE, "shuffle": False, "verbose": 0}
+        return fitted(model, x, y, sample_weight=weights, **options)
+
+    assert_same(outcome(count), outcome(None))
 
 
 @pytest.mark.parametrize(
@@ -100,27 +94,21 @@ def _trained(model, x, y, weights=None):
     [(3, True), *([(2, False)] if BACKEND == "torch" else [])],
 )
 def test_every_loss(num_replicas, weighted):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, 6)).astype("float32")
+    rng = np.random.default_rng(1)
     y = {name: _target(kind, rng) for name, kind in TABLE.items()}
     weights = {
         name: rng.uniform(0, 2, ROWS).astype("float32") for name in TABLE
     }
 
-    def outcome(count):
-        with scope(count):
-            inputs = layers.Input((6,))
-            hidden = layers.Dense(5, activation="tanh")(inputs)
-            heads = {n: _head(kind, n)(hidden) for n, kind in TABLE.items()}
-            model = set_initial_weights(keras.Model(inputs, heads))
-            model.compile(
-                "sgd",
-                {name: getattr(losses, name)() for name in TABLE},
-                jit_compile=JIT,
-            )
-        return _trained(model, x, y, weights if weighted else None)
+    def build():
+        inputs = layers.Input((6,))
+        hidden = layers.Dense(5, activation="tanh")(inputs)
+        heads = {n: _head(kind, n)(hidden) for n, kind in TABLE.items()}
+        return keras.Model(inputs, heads)
 
-    assert_same(outcome(num_replicas), outcome(None))
+    made = {name: getattr(losses, name)() for name in TABLE}
+    weights = weights if weighted else None
+    _assert_trains_alike(num_replicas, build, made, y, weights)
 
 
 IGNORING = [
@@ -134,47 +122,23 @@ IGNORING = [
 @pytest.mark.parametrize("weighted", [False, True])
 def test_classes_that_are_ignored(name, weighted):
     """The divisor counts the other rows, of which each replica has some."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, 6)).astype("float32")
+    rng = np.random.default_rng(1)
     labels = rng.integers(0, CLASSES, ROWS)
     labels[: BATCH_SIZE // 2] = 0
-    weights = rng.uniform(0, 2, ROWS).astype("float32")
-
-    def outcome(count):
-        with scope(count):
-            model = keras.Sequential(
-                [layers.Input((6,)), layers.Dense(CLASSES, "softmax")]
-            )
-            set_initial_weights(model).compile(
-                "sgd", getattr(losses, name)(ignore_class=0), jit_compile=JIT
-            )
-        return _trained(model, x, labels, weights if weighted else None)
-
-    assert_same(outcome(3), outcome(None))
+    weights = rng.uniform(0, 2, ROWS).astype("float32") if weighted else None
+    build = models.sequence(
+        models.dense(CLASSES, activation="softmax"), inputs=(6,)
+    )
+    loss = getattr(losses, name)(ignore_class=0)
+    _assert_trains_alike(3, build, loss, labels, weights)
 
 
 def test_ctc():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(ROWS, STEPS, 3)).astype("float32")
-    y = rng.integers(1, CLASSES, (ROWS, 2))
-
-    def outcome(count):
-        with scope(count):
-            model = keras.Sequential(
-                [layers.Input((STEPS, 3)), layers.Dense(CLASSES)]
-            )
-            set_initial_weights(model).compile(
-                "sgd", losses.CTC(), jit_compile=JIT
-            )
-        return _trained(model, x, y)
-
-    assert_same(outcome(3), outcome(None))
+    y = np.random.default_rng(1).integers(1, CLASSES, (ROWS, 2))
+    build = models.sequence(models.dense(CLASSES), inputs=(5, 3))
+    _assert_trains_alike(3, build, losses.CTC(), y, shape=(5, 3))
 
 
 def test_a_loss_function_may_return_a_number():
-    with scope(2):
-        model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
-    model.compile("sgd", lambda y_true, y_pred: 3, jit_compile=False)
-    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
-    loss = model.evaluate(x, y, batch_size=4, verbose=0)
-    assert loss == 3.0
+    model = compiled(2, models.mlp, loss=lambda y_true, y_pred: 3)
+    assert model.evaluate(**models.table(4), verbose=0) == 3.0

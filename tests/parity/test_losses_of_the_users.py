@@ -11,13 +11,13 @@ from keras import ops
 
 import keras_dist
 from parity import models
-from parity.harness import FIT
-from parity.harness import JIT
 from parity.harness import assert_same
-from parity.harness import flat
-from parity.harness import scope
-from parity.harness import set_initial_weights
-from parity.harness import state_of
+from parity.harness import compiled
+from parity.harness import results
+
+CLASSES = models.classes(21)
+build = models.sequence(models.dense(5, activation="tanh"), models.dense(3))
+counts = pytest.mark.parametrize("num_replicas", [2, 3])
 
 
 def contrast(labels, embeddings, temperature=1.0):
@@ -77,20 +77,15 @@ class SubclassOfOne(Contrastive):
         return 2.0 * super().__call__(*args, **kwargs)
 
 
-class Mixin:
+class Callable:
+    """No loss of Keras at all, which wraps it."""
+
     def __call__(self, y_true, y_pred, sample_weight=None):
         return contrast(y_true, y_pred)
 
 
-class Mixed(Mixin, keras.losses.Loss):
+class Mixed(Callable, keras.losses.Loss):
     """Has a `__call__` from a class that is no loss."""
-
-
-class Callable:
-    """No loss of Keras at all, which wraps it."""
-
-    def __call__(self, y_true, y_pred):
-        return contrast(y_true, y_pred)
 
 
 class OfKeras(keras.losses.MeanSquaredError):
@@ -103,12 +98,7 @@ class OfKeras(keras.losses.MeanSquaredError):
 
 def defined_late():
     """A class that is made when `fit` has run before."""
-
-    class Late(keras.losses.Loss):
-        def __call__(self, y_true, y_pred, sample_weight=None):
-            return contrast(y_true, y_pred)
-
-    return Late()
+    return type("Late", (Contrastive,), {"__call__": Contrastive.__call__})()
 
 
 MADE = [
@@ -124,43 +114,30 @@ MADE = [
 ]
 
 
-def _outcome(count, loss, x_and_y, **options):
-    with scope(count):
-        model = models.sequence(
-            models.dense(5, activation="tanh"), models.dense(3)
-        )()
-        set_initial_weights(model)
-        model.compile("sgd", loss(model), jit_compile=JIT, **options)
-    history = model.fit(**x_and_y, **FIT).history
-    logs = model.evaluate(**x_and_y, batch_size=7, verbose=0, return_dict=True)
-    return flat("history", history) | flat("evaluate", logs) | state_of(model)
-
-
-@pytest.mark.parametrize("num_replicas", [2, 3])
+@counts
 @pytest.mark.parametrize("make", MADE)
 def test_what_couples_rows(make, num_replicas):
-    data = models.classes(21)
+    ours, plain = (
+        results(compiled(count, build, loss=make()), CLASSES)
+        for count in (num_replicas, None)
+    )
+    assert_same(ours, plain)
 
-    def loss(model):
-        return make()
 
-    assert_same(_outcome(num_replicas, loss, data), _outcome(None, loss, data))
-
-
-@pytest.mark.parametrize("num_replicas", [2, 3])
+@counts
 def test_a_function_that_uses_weights(num_replicas):
     """What does not come from rows counts once, and not once a replica."""
-    data = models.table(21, targets=3)
 
-    def loss(model):
+    def outcome(count):
         def penalized(y_true, y_pred):
             kernel = model.layers[0].kernel
             penalty = 0.1 * ops.sum(ops.square(kernel))
             return ops.mean(ops.square(y_true - y_pred), axis=-1) + penalty
 
-        return penalized
+        model = compiled(count, build, loss=penalized)
+        return results(model, models.table(21, targets=3))
 
-    assert_same(_outcome(num_replicas, loss, data), _outcome(None, loss, data))
+    assert_same(outcome(num_replicas), outcome(None))
 
 
 class Prototypes(keras.Model):
@@ -171,6 +148,7 @@ class Prototypes(keras.Model):
         self.dense = layers.Dense(3)
         self.prototypes = self.add_weight(shape=(2, 3), initializer="ones")
         self.own_loss = ToPrototypes()
+        self(CLASSES["x"][:1])
 
     def call(self, x):
         return self.dense(x)
@@ -192,19 +170,14 @@ class ToPrototypes(keras.losses.Loss):
         return ops.mean(ops.sum(one_hot * ops.square(near - 1.0), axis=-1))
 
 
-@pytest.mark.parametrize("num_replicas", [2, 3])
+@counts
 def test_arguments_without_rows(num_replicas):
     data = models.classes(21, num_classes=2)
-
-    def outcome(count):
-        with scope(count):
-            model = Prototypes()
-            model(data["x"][:1])
-            set_initial_weights(model).compile("sgd", jit_compile=JIT)
-        model.fit(**data, **FIT)
-        return state_of(model)
-
-    assert_same(outcome(num_replicas), outcome(None))
+    ours, plain = (
+        results(compiled(count, Prototypes, loss=None), data)
+        for count in (num_replicas, None)
+    )
+    assert_same(ours, plain)
 
 
 def test_outside_of_a_step_nothing_is_gathered():

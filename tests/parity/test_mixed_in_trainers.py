@@ -1,4 +1,4 @@
-"""Layers with Keras' trainer mixed in: they train as models do.
+"""Layers with Keras' trainer mixed in train as models do.
 
 Keras' own tests make models in this way. Its class of trainers is private,
 and each backend has one.
@@ -74,29 +74,28 @@ def _outcome(kind, num_replicas, make, eagerly):
     )
 
 
-@pytest.mark.parametrize("kind", [TrainerFirst, LayerFirst])
-@pytest.mark.parametrize("eagerly", [False, True])
-def test_it_trains_as_on_one_device(kind, eagerly):
-    assert_same(
-        _outcome(kind, 2, mirrored, eagerly),
-        _outcome(kind, None, mirrored, eagerly),
-    )
-
-
-MAKE = {"central": central}
+CASES = [
+    (kind, eagerly, mirrored)
+    for kind in (TrainerFirst, LayerFirst)
+    for eagerly in (False, True)
+]
+CASES.append((TrainerFirst, False, central))
 if BACKEND == "jax":  # others shard nothing in one process
-    MAKE["sharded"] = sharded
+    CASES.append((TrainerFirst, False, sharded))
 
 
-@pytest.mark.parametrize("make", MAKE)
-def test_under_other_strategies(make):
-    assert_same(
-        _outcome(TrainerFirst, 2, MAKE[make], False),
-        _outcome(TrainerFirst, None, mirrored, False),
-    )
+@pytest.mark.parametrize(("kind", "eagerly", "make"), CASES)
+def test_it_trains_as_on_one_device(kind, eagerly, make):
+    ours, plain = (_outcome(kind, n, make, eagerly) for n in (2, None))
+    assert_same(ours, plain)
 
 
-@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
+no_plain_counterpart = pytest.mark.skipif(
+    PLAIN_ONLY, reason="It has no plain counterpart."
+)
+
+
+@no_plain_counterpart
 def test_it_really_runs_on_replicas():
     rows = []
 
@@ -119,7 +118,7 @@ def test_it_really_runs_on_replicas():
         assert rows[-2:] == [4, 4]
 
 
-@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
+@no_plain_counterpart
 def test_it_is_adopted_and_refused_as_a_model_is():
     model = LayerFirst()
     model.compile("sgd", "mse")
@@ -129,15 +128,10 @@ def test_it_is_adopted_and_refused_as_a_model_is():
     assert model.kernel.distribute_strategy is strategy
     with pytest.raises(keras_dist.StrategyMismatchError, match="layer_first"):
         mirrored(3).distribute(model)
-
-
-@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
-def test_a_plain_one_is_kept_apart():
-    strategy = mirrored(2)
-    model = LayerFirst()
+    plain = LayerFirst()
     with strategy.scope():
-        model.compile("adam", "mse")
+        plain.compile("adam", "mse")
     with pytest.raises(
         keras_dist.StrategyMismatchError, match="outside of any scope"
     ):
-        model.fit(**DATA, **FIT)
+        plain.fit(**DATA, **FIT)

@@ -12,6 +12,7 @@ from keras import losses
 from keras import ops
 
 from parity import models
+from parity.cases import with_
 from parity.harness import Case
 from parity.harness import assert_same
 from parity.harness import plain
@@ -27,55 +28,46 @@ def _build(activation):
     return build
 
 
+def _data(of_targets):
+    """The table of these targets, each a number and no column."""
+
+    def data(rows):
+        table = models.table(rows)
+        return table | {"y": of_targets(table["y"][:, 0])}
+
+    return data
+
+
 def _real(rows):
-    data = models.weighted_table(rows)
-    return data | {"y": data["y"][:, 0]}
+    return _data(np.asarray)(rows) | {"sample_weight": models.weights_of(rows)}
 
 
-def _positive(rows):
-    data = models.table(rows)
-    return data | {"y": np.abs(data["y"][:, 0])}
+def _signs(targets):
+    return (targets > 0).astype("float32")
 
 
-def _signs(rows):
-    data = models.table(rows)
-    return data | {"y": (data["y"][:, 0] > 0).astype("float32")}
-
-
-def _with(loss, **options):
-    return lambda: {
-        "optimizer": keras.optimizers.SGD(0.1),
-        "loss": loss() if callable(loss) else loss,
-        **options,
-    }
-
-
+SUM = losses.MeanSquaredError(reduction="sum")
 CASES = [
     Case(
         "mean_squared_error_weighted",
         _build("linear"),
         _real,
-        _with("mse", metrics=["mae"]),
+        with_(metrics=["mae"]),
         rows=19,
         full=True,
     ),
-    Case(
-        "mean_squared_error_sum",
-        _build("linear"),
-        _real,
-        _with(lambda: losses.MeanSquaredError(reduction="sum")),
-    ),
+    Case("mean_squared_error_sum", _build("linear"), _real, with_(loss=SUM)),
     Case(
         "kl_divergence",
         _build("sigmoid"),
-        _positive,
-        _with("kl_divergence"),
+        _data(np.abs),
+        with_(loss="kl_divergence"),
     ),
     Case(
         "binary_crossentropy_class_weight",
         _build("sigmoid"),
-        _signs,
-        _with("binary_crossentropy", metrics=["accuracy"]),
+        _data(_signs),
+        with_(loss="binary_crossentropy", metrics=["accuracy"]),
         fit={"class_weight": {0: 0.5, 1: 3.0}},
     ),
 ]

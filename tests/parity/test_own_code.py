@@ -1,4 +1,4 @@
-"""Code of the user's in `fit`: how often it runs, and what is told of it."""
+"""The user's code runs once in each replica, and has one device's numbers."""
 
 import types
 import warnings
@@ -17,6 +17,7 @@ from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
 from parity.harness import compile_mode
+from parity.harness import compiled
 from parity.harness import fitted
 from parity.harness import flat
 from parity.harness import scope
@@ -24,6 +25,7 @@ from parity.harness import set_initial_weights
 from parity.harness import state_of
 
 FIT = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+EVALUATE = {"batch_size": 8, "verbose": 0, "return_dict": True}
 SEES_ALL_ROWS = BACKEND == "jax" or PLAIN_ONLY
 ON_REPLICAS = pytest.mark.skipif(
     SEES_ALL_ROWS, reason="On JAX, a step has the rows of all replicas."
@@ -212,26 +214,23 @@ OF_ROWS = {
 }
 
 
-def _of_operations(operation):
+def _told_of(operation):
     with scope(2):
         inputs = keras.Input((4,))
         model = keras.Model(inputs, layers.Dense(1)(operation(inputs)))
-        model.compile("sgd", "mse")
-    return model
+    return _told(lambda: model.predict(np.ones((4, 4)), verbose=0))
 
 
 @ON_REPLICAS
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_that_combine_rows_are_told_of(name):
-    model = _of_operations(OPERATIONS[name])
-    (told,) = _told(lambda: model.predict(np.ones((4, 4)), verbose=0))
+    (told,) = _told_of(OPERATIONS[name])
     assert f"operation '{name}" in told
 
 
 @pytest.mark.parametrize("name", OF_ROWS)
 def test_operations_of_each_row_are_not_told_of(name):
-    model = _of_operations(OF_ROWS[name])
-    assert not _told(lambda: model.predict(np.ones((4, 4)), verbose=0))
+    assert not _told_of(OF_ROWS[name])
 
 
 @ON_REPLICAS
@@ -248,18 +247,15 @@ def test_a_method_of_the_instance_is_found():
 
 @ON_REPLICAS
 def test_what_verify_found_equal_is_not_told_of():
-    strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), Rows(), layers.Dense(1)])
-        model.compile("sgd", "mse")
+    class Rows(layers.Layer):
+        def call(self, x):
+            return ops.tanh(x)
+
+    model = compiled(2, models.sequence(Rows, models.dense()))
+    strategy = model.layers[-1].kernel.distribute_strategy
     data = models.table(16)
     assert not _told(lambda: strategy.verify(model, **data))
     assert not _told(lambda: model.fit(**data, **FIT))
-
-
-class Rows(layers.Layer):
-    def call(self, x):
-        return ops.tanh(x)
 
 
 def _steps_of_the_instance(count):
@@ -272,9 +268,7 @@ def _steps_of_the_instance(count):
         return type(model).test_step(model, data)
 
     model.test_step = test_step
-    logs = model.evaluate(
-        **models.table(16), batch_size=8, verbose=0, return_dict=True
-    )
+    logs = model.evaluate(**models.table(16), **EVALUATE)
     return flat("evaluate", logs), rows
 
 
@@ -353,15 +347,13 @@ def test_numbers_for_metrics_and_logs(num_replicas, run_eagerly):
     """The counts of classes are as many as the rows of a replica."""
 
     def outcome(count):
-        with scope(count):
-            inputs = keras.Input((4,))
-            model = Numbers(inputs, layers.Dense(1)(inputs))
-            set_initial_weights(model).compile(**compile_mode(run_eagerly))
-        data = models.table(22)
-        return flat(
-            "evaluate",
-            model.evaluate(**data, batch_size=8, verbose=0, return_dict=True),
+        inputs = keras.Input((4,))
+        model = compiled(
+            count,
+            lambda: Numbers(inputs, layers.Dense(1)(inputs)),
+            eager=run_eagerly,
         )
+        return flat("", model.evaluate(**models.table(22), **EVALUATE))
 
     assert_same(outcome(num_replicas), outcome(None))
 
@@ -370,6 +362,13 @@ class Logs(keras.Model):
     def test_step(self, data):
         y_pred = self(data[0], training=False)
         return {"a": {"b": self.made(data[0], y_pred)}}
+
+
+def _logs(count, made, run_eagerly):
+    options = compile_mode(run_eagerly)
+    model = _model(count, Logs, None, None, None, **options)
+    model.made = made
+    return flat("", model.evaluate(**models.table(16), **EVALUATE))
 
 
 @ON_REPLICAS
@@ -384,37 +383,20 @@ class Logs(keras.Model):
     ids=["columns", "rows", "integer"],
 )
 def test_logs_that_differ_are_refused(made, run_eagerly):
-    model = _model(
-        2, cls=Logs, layer=None, loss=None, metric=None, run_eagerly=run_eagerly
-    )
-    model.made = made
     with pytest.raises(
         keras_dist.ReplicaDivergenceError, match=r"the log \['a'\]\['b'\]"
     ):
-        model.evaluate(**models.table(16), batch_size=8, verbose=0)
+        _logs(2, made, run_eagerly)
 
 
 @ON_REPLICAS
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_logs_that_are_the_same(run_eagerly):
-    def outcome(count):
-        model = _model(
-            count,
-            cls=Logs,
-            layer=None,
-            loss=None,
-            metric=None,
-            **compile_mode(run_eagerly),
-        )
-        model.made = lambda x, y: ops.sum(
-            keras_dist.sum_over_rows(ops.cast(x > 0, "int32"))
-        )
-        logs = model.evaluate(
-            **models.table(16), batch_size=8, verbose=0, return_dict=True
-        )
-        return flat("evaluate", logs)
+    def made(x, y):
+        positive = ops.cast(x > 0, "int32")
+        return ops.sum(keras_dist.sum_over_rows(positive))
 
-    assert_same(outcome(2), outcome(None))
+    assert_same(_logs(2, made, run_eagerly), _logs(None, made, run_eagerly))
 
 
 class Table(layers.Layer):
@@ -441,14 +423,14 @@ def test_an_output_without_rows(num_replicas, run_eagerly):
     """As many entries as a batch has rows, or a replica."""
 
     def outcome(count):
-        with scope(count):
-            inputs = keras.Input((4,))
-            model = keras.Model(inputs, Table()(inputs))
-            set_initial_weights(model).compile(
-                keras.optimizers.SGD(0.1),
-                {"rows": "mse", "table": _apart},
-                **compile_mode(run_eagerly),
-            )
+        inputs = keras.Input((4,))
+        model = compiled(
+            count,
+            lambda: keras.Model(inputs, Table()(inputs)),
+            lambda: keras.optimizers.SGD(0.1),
+            eager=run_eagerly,
+            loss={"rows": "mse", "table": _apart},
+        )
         x = models.table(24)["x"]
         y = {"rows": np.tile(x, 2), "table": np.zeros((24, 1), "float32")}
         history = model.fit(x, y, **FIT).history
@@ -499,19 +481,15 @@ class Unfreeze(keras.callbacks.Callback):
 
 @pytest.mark.skipif(BACKEND == "jax", reason="Keras itself fails there.")
 def test_compile_in_a_callback():
+    def build():
+        model = models.sequence(models.dense(3), models.dense())()
+        model.layers[0].trainable = False
+        return model
+
     def outcome(count):
-        with scope(count):
-            model = keras.Sequential(
-                [keras.Input((4,)), layers.Dense(3), layers.Dense(1)]
-            )
-            set_initial_weights(model)
-            model.layers[0].trainable = False
-            model.compile("adam", "mse", jit_compile=JIT)
+        options = FIT | {"epochs": 3, "callbacks": [Unfreeze()]}
         return fitted(
-            model,
-            **models.table(22),
-            **FIT | {"epochs": 3},
-            callbacks=[Unfreeze()],
+            compiled(count, build, "adam"), **models.table(22), **options
         )
 
     assert_same(outcome(2), outcome(None))

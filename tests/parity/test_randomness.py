@@ -19,11 +19,12 @@ from parity.harness import PLAIN_ONLY
 from parity.harness import Case
 from parity.harness import assert_same
 from parity.harness import central
+from parity.harness import flat
 from parity.harness import plain
 from parity.harness import scope
 from parity.harness import sharded
 from parity.harness import state_of
-from parity.harness import to_numpy
+from parity.harness import strategy
 from parity.harness import train
 
 FEATURES = 64
@@ -36,7 +37,10 @@ NOT_ON_JAX = (
     "dropped_columns",
     "without_a_seed",
 )
-
+FIT = {"batch_size": 12, "shuffle": False, "verbose": 0}
+no_plain_counterpart = pytest.mark.skipif(
+    PLAIN_ONLY, reason="It has no plain counterpart."
+)
 
 slow = with_(new(sgd, learning_rate=0.01))
 
@@ -49,96 +53,6 @@ def case(name, build, data, **options):
 
 def _table(rows):
     return models.table(rows, 7, 3)
-
-
-CASES = [
-    case("mlp", draws.mlp, _table, full=True),
-    case("mlp_with_seeds", lambda: draws.mlp(3), _table),
-    case("transformer", draws.transformer, draws.sentences, full=True),
-    case("recurrent", draws.recurrent, draws.sentences),
-    case("noisy", draws.noisy, draws.sentences, rtol=2e-6),
-    case(
-        "augmented",
-        draws.augmented(*draws.FIRST_AUGMENTATIONS),
-        draws.pictures,
-        rows=37,
-    ),
-    case(
-        "augmented_again",
-        draws.augmented(*draws.OTHER_AUGMENTATIONS),
-        draws.pictures,
-        rows=37,
-    ),
-    case("variational", draws.variational, _table, full=True),
-    case("shuffled", draws.mlp, _table, fit={"shuffle": True}),
-    case(
-        "eager",
-        draws.mlp,
-        _table,
-        compile=lambda: {**slow(), "run_eagerly": True},
-    ),
-]
-CASES += [
-    case("keeping", draws.keeping, _table),
-    case("shared_over_time", draws.shared_over_time, draws.sentences),
-    case("noisy_kernel", draws.noisy_kernel, _table),
-    # The number of rows is known in graphs of TensorFlow.
-    case("only_full_batches", draws.noisy_kernel, _table, rows=48),
-    case("few_rows", draws.noisy, draws.sentences, rows=6, batch_size=2),
-    case(
-        "few_rows_of_kernels", draws.noisy_kernel, _table, rows=5, batch_size=2
-    ),
-]
-if BACKEND == "torch":  # plain Keras on TensorFlow fails, JAX has other means
-    CASES.append(case("checkpointed", draws.checkpointed, _table))
-OF_DRAWS = [
-    case(f"draw_{name}", lambda name=name: draws.drawing(name), _table)
-    for name in draws.DRAWS
-    if not (IS_JAX and name in NOT_ON_JAX)
-]
-
-
-def _counts(cases):
-    for index, each in enumerate(cases):
-        yield pytest.param(
-            each, index % 3 + 2, id=f"{each.name}-{index % 3 + 2}"
-        )
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    """Draws without a seed begin anew."""
-    keras.utils.clear_session()
-
-
-def _compare(each, num_replicas, make=None):
-    expected = plain(each)
-    keras.utils.clear_session()
-    assert_same(train(each, num_replicas, make), expected, each.rtol)
-
-
-@pytest.mark.parametrize(("each", "num_replicas"), [*_counts(CASES)])
-def test_models_that_draw(each, num_replicas):
-    _compare(each, num_replicas)
-
-
-@pytest.mark.parametrize(("each", "num_replicas"), [*_counts(OF_DRAWS)])
-def test_each_kind_of_draw(each, num_replicas):
-    _compare(each, num_replicas)
-
-
-def test_central_storage():
-    _compare(CASES[2], 3, central)
-
-
-@pytest.mark.only_on("jax", reason="Others shard nothing in one process.")
-def test_a_sharded_optimizer():
-    _compare(CASES[2], 3, sharded)
-
-
-def test_the_last_batch_has_one_row():
-    """Three of four replicas have none then."""
-    _compare(case("one_row_left", draws.mlp, _table, rows=37), 4)
 
 
 class Denoising(keras.Model):
@@ -166,37 +80,96 @@ class Denoising(keras.Model):
         )
 
 
-def test_draws_in_compute_loss():
-    _compare(case("denoising", Denoising, lambda n: models.table(n, 7, 7)), 3)
+FIRST = draws.augmented(*draws.FIRST_AUGMENTATIONS)
+OTHERS = draws.augmented(*draws.OTHER_AUGMENTATIONS)
+TRANSFORMER = case("transformer", draws.transformer, draws.sentences, full=True)
+CASES = [
+    case("mlp", draws.mlp, _table, full=True),
+    case("mlp_with_seeds", lambda: draws.mlp(3), _table),
+    TRANSFORMER,
+    case("recurrent", draws.recurrent, draws.sentences),
+    case("noisy", draws.noisy, draws.sentences, rtol=2e-6),
+    case("augmented", FIRST, draws.pictures, rows=37),
+    case("augmented_again", OTHERS, draws.pictures, rows=37),
+    case("variational", draws.variational, _table, full=True),
+    case("shuffled", draws.mlp, _table, fit={"shuffle": True}),
+    case(
+        "eager",
+        draws.mlp,
+        _table,
+        compile=lambda: {**slow(), "run_eagerly": True},
+    ),
+    case("keeping", draws.keeping, _table),
+    # Three of four replicas have no row of the last batch.
+    case("one_row_left", draws.mlp, _table, rows=37),
+    case("shared_over_time", draws.shared_over_time, draws.sentences),
+    case("noisy_kernel", draws.noisy_kernel, _table),
+    # The number of rows is known in graphs of TensorFlow.
+    case("only_full_batches", draws.noisy_kernel, _table, rows=48),
+    case("few_rows", draws.noisy, draws.sentences, rows=6, batch_size=2),
+    case(
+        "few_rows_of_kernels", draws.noisy_kernel, _table, rows=5, batch_size=2
+    ),
+    case("denoising", Denoising, lambda rows: models.table(rows, 7, 7)),
+]
+if BACKEND == "torch":  # plain Keras on TensorFlow fails, JAX has other means
+    CASES.append(case("checkpointed", draws.checkpointed, _table))
+CASES += [
+    case(f"draw_{name}", lambda name=name: draws.drawing(name), _table)
+    for name in draws.DRAWS
+    if not (IS_JAX and name in NOT_ON_JAX)
+]
+
+
+def _parameters():
+    for index, each in enumerate(CASES):
+        count = index % 3 + 2
+        yield pytest.param(each, count, strategy, id=f"{each.name}-{count}")
+    yield pytest.param(TRANSFORMER, 3, central, id="central")
+    if IS_JAX:  # others shard nothing in one process
+        yield pytest.param(TRANSFORMER, 3, sharded, id="sharded")
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Draws without a seed begin anew."""
+    keras.utils.clear_session()
+
+
+@pytest.mark.parametrize(("each", "num_replicas", "make"), [*_parameters()])
+def test_models_that_draw(each, num_replicas, make):
+    expected = plain(each)
+    keras.utils.clear_session()
+    assert_same(train(each, num_replicas, make), expected, each.rtol)
+
+
+def _compiled(count, build):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(5)
+    with scope(count):
+        model = build()
+        model.compile("sgd", "mse", jit_compile=JIT)
+    return model
 
 
 def test_draws_in_train_on_batch_and_evaluate():
     """`evaluate` and `predict` draw too if a layer always does."""
+    data = _table(15)
+
+    def build():
+        drawing = models.AlwaysDropout(), layers.Dropout(0.3)
+        return draws.stack((7,), layers.Dense(8), *drawing)
 
     def outcome(num_replicas):
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(5)
-        with scope(num_replicas):
-            model = keras.Sequential(
-                [
-                    layers.Input((7,)),
-                    layers.Dense(8),
-                    models.AlwaysDropout(),
-                    layers.Dropout(0.3),
-                    layers.Dense(3),
-                ]
-            )
-            model.compile("sgd", "mse", jit_compile=JIT)
-        data = _table(15)
-        found = {"batch": to_numpy(model.train_on_batch(**data))}
-        found["eval"] = to_numpy(
-            model.evaluate(**data, batch_size=6, verbose=0)
-        )
-        found["predict"] = to_numpy(
-            model.predict(data["x"], batch_size=6, verbose=0)
-        )
-        model.fit(**data, batch_size=6, verbose=0, shuffle=False)
-        return found | state_of(model)
+        model = _compiled(num_replicas, build)
+        options = {"batch_size": 6, "verbose": 0}
+        found = {
+            "batch": model.train_on_batch(**data),
+            "eval": model.evaluate(**data, **options),
+            "predict": model.predict(data["x"], **options),
+        }
+        model.fit(**data, **options, shuffle=False)
+        return flat("", found) | state_of(model)
 
     assert_same(outcome(3), outcome(None), 1e-6)
 
@@ -204,30 +177,27 @@ def test_draws_in_train_on_batch_and_evaluate():
 def test_a_rate_that_changes():
     """A layer that begins to draw leaves the draws of others as they were."""
 
+    def build():
+        return draws.stack(
+            (7,),
+            layers.Dense(8),
+            layers.Dropout(0.3, name="late"),
+            layers.Dense(7),
+            layers.Dropout(0.3, noise_shape=(1, 7)),
+        )
+
     def outcome(num_replicas):
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(5)
-        with scope(num_replicas):
-            model = draws.stack(
-                (7,),
-                layers.Dense(8),
-                layers.Dropout(0.3, name="late"),
-                layers.Dense(7),
-                layers.Dropout(0.3, noise_shape=(1, 7)),
-            )
-            model.compile("sgd", "mse", jit_compile=JIT)
-        data = _table(24)
-        model.get_layer("late").rate = 0.0
-        model.fit(**data, batch_size=12, verbose=0, shuffle=False)
-        model.get_layer("late").rate = 0.3
-        model.make_train_function(force=True)
-        model.fit(**data, batch_size=12, verbose=0, shuffle=False)
+        model = _compiled(num_replicas, build)
+        for rate in (0.0, 0.3):
+            model.get_layer("late").rate = rate
+            model.make_train_function(force=True)
+            model.fit(**_table(24), **FIT)
         return state_of(model)
 
     assert_same(outcome(2), outcome(None), 1e-6)
 
 
-@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
+@no_plain_counterpart
 @pytest.mark.skipif(
     BACKEND != "torch", reason="A graph draws as often on each replica."
 )
@@ -243,29 +213,23 @@ def test_replicas_that_draw_differently_are_warned_of():
                 return x
             return x + keras.random.normal(keras.ops.shape(x), seed=3)
 
-    with scope(2):
-        model = draws.stack((7,), Deep(name="deep"))
-        model.compile("sgd", "mse")
-    data = _table(12)
+    model = _compiled(2, lambda: draws.stack((7,), Deep()))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model.fit(**data, batch_size=6, verbose=0, epochs=2)
+        model.fit(**_table(12), batch_size=6, verbose=0, epochs=2)
     texts = [str(each.message) for each in told]
     assert sum("made different random draws" in each for each in texts) == 1
 
 
-@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
+@no_plain_counterpart
 @pytest.mark.skipif(IS_JAX, reason="One program on JAX shuffles all rows.")
 def test_a_shuffle_of_rows_is_warned_of():
-    with scope(2):
-        model = draws.augmented(lambda: layers.MixUp(name="mixing"))()
-        model.compile("sgd", "mse")
+    model = _compiled(2, draws.augmented(lambda: layers.MixUp(name="mixing")))
     data = draws.pictures(12)
     with pytest.warns(UserWarning, match="'mixing' shuffles the rows"):
         model.fit(**data, batch_size=6, verbose=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.fit(**data, batch_size=6, verbose=0)
+    # A second warning would be an error.
+    model.fit(**data, batch_size=6, verbose=0)
 
 
 def test_two_models_that_train_at_once():
@@ -274,45 +238,33 @@ def test_two_models_that_train_at_once():
     ready = threading.Barrier(len(kinds))
     found = {}
 
-    def run(name, num_replicas, waits):
+    def run(name, num_replicas, wait):
         with scope(num_replicas):
             model = draws.mlp(7)
             model.compile("sgd", "mse", jit_compile=JIT)
-        models_set(model)
-        if waits:
-            ready.wait()
-        model.fit(
-            **_table(43), batch_size=12, epochs=3, verbose=0, shuffle=False
-        )
+        rng = np.random.default_rng(4)
+        model.set_weights([rng.normal(0, 0.3, w.shape) for w in model.weights])
+        wait()
+        model.fit(**_table(43), **FIT, epochs=3)
         found[name] = state_of(model)
 
     threads = [
-        threading.Thread(target=run, args=(*each, True))
+        threading.Thread(target=run, args=(*each, ready.wait))
         for each in kinds.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    run("alone", None, False)
+    run("alone", None, lambda: None)
     assert_same(found["plain"], found["alone"], 0, 0)
     for name in ("first", "second"):
         assert_same(found[name], found["alone"], 1e-6)
 
 
-def models_set(model):
-    """Gives each of several models the same weights."""
-    rng = np.random.default_rng(4)
-    model.set_weights([rng.normal(0, 0.3, w.shape) for w in model.weights])
-
-
 def _always_dropout(num_replicas):
-    with scope(num_replicas):
-        model = keras.Sequential(
-            [layers.Input((FEATURES,)), models.AlwaysDropout()]
-        )
-        model.compile("sgd", "mse", jit_compile=JIT)
-    return model
+    build = models.sequence(models.AlwaysDropout, inputs=(FEATURES,))
+    return _compiled(num_replicas, build)
 
 
 def _masks(model, rows):
@@ -328,7 +280,7 @@ def test_masks_differ_between_rows_and_steps():
     assert len({mask.tobytes() for mask in masks}) == 24
 
 
-@pytest.mark.skipif(PLAIN_ONLY, reason="It has no plain counterpart.")
+@no_plain_counterpart
 def test_seed_states_are_plain():
     """The stored seeds are one device's: a checkpoint has one stream."""
 

@@ -1,4 +1,4 @@
-"""Results of `run`: each replica gives one, also where they are equal."""
+"""`run` gives one result for each replica, by keys in whatever order."""
 
 import keras
 import numpy as np
@@ -9,25 +9,39 @@ import keras_dist
 
 DEVICES = ["cpu:0", "cpu:1"]
 CONSTANT = np.array([1, 2], "int32")
+REDUCTIONS = {
+    "default": None,
+    "to one": keras_dist.ReductionToOneDevice,
+    "copying": keras_dist.HierarchicalCopyAllReduce,
+}
 
 
-def mirrored():
-    return keras_dist.MirroredStrategy(DEVICES)
+def mirrored(operations="default"):
+    ops_class = REDUCTIONS[operations]
+    return keras_dist.MirroredStrategy(
+        DEVICES, cross_device_ops=ops_class and ops_class()
+    )
 
 
 def copying():
-    return keras_dist.MirroredStrategy(
-        DEVICES, cross_device_ops=keras_dist.HierarchicalCopyAllReduce()
-    )
+    return mirrored("copying")
 
 
 def central():
     return keras_dist.CentralStorageStrategy(DEVICES)
 
 
-@pytest.fixture(params=[mirrored, copying, central])
-def make(request):
-    return request.param
+# A fixture that holds a strategy would hold its threads.
+makes = pytest.mark.parametrize("make", [mirrored, copying, central])
+
+
+@pytest.fixture(params=[False, True], ids=["as it is", "compiled"])
+def wrap(request):
+    """`keras_dist.function`, or what leaves a function as it is."""
+    return keras_dist.function if request.param else lambda fn: fn
+
+
+operations = pytest.mark.parametrize("operations", ["default", "to one"])
 
 
 def replica():
@@ -64,12 +78,12 @@ EQUAL_RESULTS = {
 }
 
 
+@makes
 @pytest.mark.parametrize("name", EQUAL_RESULTS)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_equal_results_are_one_of_each_replica(make, name, compiled):
+def test_equal_results_are_one_of_each_replica(make, name, wrap):
     strategy = make()
     fn, rows = EQUAL_RESULTS[name]
-    result = strategy.run(keras_dist.function(fn) if compiled else fn)
+    result = strategy.run(wrap(fn))
     assert isinstance(result, keras_dist.PerReplica)
     own = [
         ops.convert_to_numpy(x)
@@ -83,27 +97,81 @@ def test_equal_results_are_one_of_each_replica(make, name, compiled):
         np.testing.assert_array_equal(ops.convert_to_numpy(total), sum(own))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_value_of_a_variable_is_one_of_each_replica(make, compiled):
+@makes
+def test_the_value_of_a_variable_is_one_of_each_replica(make, wrap):
     strategy = make()
     with strategy.scope():
         variable = keras.Variable([1.0, 2.0])
-
-    def read():
-        return variable.value
-
-    result = strategy.run(keras_dist.function(read) if compiled else read)
+    result = strategy.run(wrap(lambda: variable.value))
     assert len(strategy.experimental_local_results(result)) == 2
     total = strategy.reduce("SUM", result, axis=None)
     np.testing.assert_array_equal(ops.convert_to_numpy(total), [2.0, 4.0])
 
 
+@makes
 def test_a_compiled_function_gives_a_captured_array_once_a_replica(make):
     strategy = make()
-
-    @keras_dist.function
-    def captured():
-        return CONSTANT
-
+    captured = keras_dist.function(lambda: CONSTANT)
     rows = strategy.gather(strategy.run(captured), axis=0)
     assert ops.convert_to_numpy(rows).tolist() == [1, 2, 1, 2]
+
+
+def run(strategy, fn):
+    """With two rows on the first replica, and three on the other."""
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda context: ops.ones((2 + context.replica_id_in_sync_group,))
+    )
+    return strategy.run(fn, (rows,))
+
+
+def numbers(value):
+    return [ops.convert_to_numpy(part).tolist() for part in value.values]
+
+
+def turned(x, nest):
+    """The nest, with its keys turned around on the second replica."""
+    return nest if x.shape[0] == 2 else dict(reversed(nest.items()))
+
+
+@operations
+def test_each_key_is_reduced_with_itself(operations, wrap):
+    def step(x):
+        nest = turned(x, {"a": ops.sum(x), "b": [-ops.sum(x)], "c": 10.0})
+        return replica().all_reduce("SUM", nest)
+
+    total = run(mirrored(operations), wrap(step))
+    assert numbers(total["a"]) == [5.0, 5.0]
+    assert numbers(total["b"][0]) == [-5.0, -5.0]
+    assert numbers(total["c"]) == [20.0, 20.0]
+
+
+def test_each_key_is_gathered_and_returned_with_itself(wrap):
+    def step(x):
+        every = replica().all_gather(turned(x, {"a": x, "b": -x[:1]}), 0)
+        return every, [turned(x, {"a": ops.sum(x), "b": -ops.sum(x)})]
+
+    every, (own,) = run(mirrored(), wrap(step))
+    assert numbers(every["a"]) == [[1.0] * 5] * 2
+    assert numbers(every["b"]) == [[-1.0] * 2] * 2
+    assert numbers(own["a"]) == [2.0, 3.0]
+    assert numbers(own["b"]) == [-2.0, -3.0]
+
+
+@operations
+@pytest.mark.parametrize("method", ["all_reduce", "all_gather"])
+def test_other_keys_are_refused(method, operations, wrap):
+    strategy = mirrored(operations)
+    with strategy.scope():
+        v = keras.Variable(0.0, trainable=False, aggregation="mean")
+
+    def step(x):
+        nest = {"a" if x.shape[0] == 2 else "b": ops.sum(x, keepdims=True)}
+        if method == "all_reduce":
+            (total,) = replica().all_reduce("SUM", nest).values()
+        else:
+            (total,) = replica().all_gather(nest, 0).values()
+        v.assign(ops.sum(total))
+
+    with pytest.raises(keras_dist.ReplicaDivergenceError, match=r"of \['b'\]"):
+        run(strategy, wrap(step))
+    assert float(ops.convert_to_numpy(v)) == 0.0

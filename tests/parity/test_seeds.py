@@ -42,20 +42,9 @@ def _seeded():
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_a_scope_draws_nothing(make):
-    made = make(2)
-    _seeded()
-    before = _states()
-    with made.scope(), made.scope():
-        pass
-    made.run(lambda: 1)
-    assert _states() == before
-    assert before["keras"] is None
+def test_draws_without_a_seed_are_those_without_a_strategy(make):
+    """Inside of a scope, and after one, which draws nothing itself."""
 
-
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-@pytest.mark.parametrize("where", ["inside", "after"])
-def test_draws_without_a_seed_are_those_without_a_strategy(make, where):
     def drawn():
         numbers = [random.random(), np.random.random()]
         noise = keras.random.normal((3,))
@@ -66,19 +55,24 @@ def test_draws_without_a_seed_are_those_without_a_strategy(make, where):
             np.ravel(to_array(x)).tolist() for x in (numbers, noise, *again)
         ]
 
+    def names():
+        return [layers.Dense(1).name, keras.random.SeedGenerator(1).name]
+
     _seeded()
-    expected = drawn()
-    names = [layers.Dense(1).name, keras.random.SeedGenerator(1).name]
+    expected = drawn(), names()
     _seeded()
-    if where == "inside":
-        with make(2).scope():
-            found = drawn()
-    else:
-        with make(2).scope():
-            pass
-        found = drawn()
-    assert found == expected
-    assert [layers.Dense(1).name, keras.random.SeedGenerator(1).name] == names
+    made = make(2)
+    with made.scope():
+        inside = drawn()
+    assert (inside, names()) == expected
+    _seeded()
+    before = _states()
+    assert before["keras"] is None
+    with made.scope(), made.scope():
+        pass
+    made.run(lambda: 1)
+    assert _states() == before
+    assert (drawn(), names()) == expected
 
 
 def to_array(value):

@@ -1,4 +1,4 @@
-"""`fit` gives one device's numbers where something is in parts."""
+"""`fit` gives one device's numbers where slots or variables are in parts."""
 
 import keras
 import pytest
@@ -8,6 +8,7 @@ from keras_dist.errors import UnsupportedModelError
 from parity import cases
 from parity.harness import BACKEND
 from parity.harness import assert_same
+from parity.harness import devices
 from parity.harness import plain
 from parity.harness import sharded
 from parity.harness import sharded_variables
@@ -89,12 +90,9 @@ def test_the_error_says_how_to_start_a_process_for_each_device(make):
     ],
 )
 def test_no_cross_device_ops_reduce_parts(what, told):
+    operations = keras_dist.ReductionToOneDevice()
     with pytest.raises(ValueError, match=told):
-        keras_dist.MirroredStrategy(
-            ["cpu:0", "cpu:1"],
-            keras_dist.ReductionToOneDevice(),
-            **{what: "sharded"},
-        )
+        keras_dist.MirroredStrategy(devices(2), operations, **{what: "sharded"})
 
 
 @pytest.mark.parametrize("what", MAKE)

@@ -1,4 +1,4 @@
-"""Layers that a plain model shares with one that has a strategy."""
+"""A plain model follows one of a strategy with which it shares layers."""
 
 import keras
 import pytest
@@ -11,9 +11,9 @@ from parity.harness import FIT
 from parity.harness import JIT
 from parity.harness import PLAIN_ONLY
 from parity.harness import assert_same
+from parity.harness import compiled
 from parity.harness import flat
 from parity.harness import scope
-from parity.harness import set_initial_weights
 from parity.harness import state_of
 from parity.harness import strategy as strategy_of
 
@@ -23,24 +23,21 @@ BASE_DATA = models.table(21, targets=3)
 
 def _compiled_base():
     """A plain model, all of whose steps have run."""
-    base = set_initial_weights(
-        models.sequence(models.dense(3, activation="tanh"))()
+    base = compiled(
+        None,
+        models.sequence(models.dense(3, activation="tanh")),
+        metrics=["mae"],
     )
-    base.compile("sgd", "mse", metrics=["mae"], jit_compile=JIT)
     base.fit(**BASE_DATA, **FIT)
     base.evaluate(**BASE_DATA, verbose=0)
     base.predict(BASE_DATA["x"], verbose=0)
     return base
 
 
-def _scope(strategy):
-    return strategy.scope() if strategy else scope(None)
-
-
 def _on_top(base, kind, strategy):
     """A model of a strategy, on the layers of a plain one."""
     keras.utils.set_random_seed(5)
-    with _scope(strategy):
+    with strategy.scope() if strategy else scope(None):
         if kind == "nested":
             model = keras.Sequential([base, layers.Dense(1)])
             model.build((None, 4))

@@ -1,23 +1,21 @@
 """A user's own `train_step` runs unchanged, and trains as on one device."""
 
 import keras
-import numpy as np
 import pytest
 from keras import layers
 from keras import ops
 
-import keras_dist
 from keras_dist.fit.binding import Binding
 from parity import models
 from parity.harness import BACKEND
 from parity.harness import FIT
-from parity.harness import JIT
 from parity.harness import assert_same
-from parity.harness import compile_mode
+from parity.harness import compiled
 from parity.harness import flat
-from parity.harness import scope
-from parity.harness import set_initial_weights
+from parity.harness import results
 from parity.harness import state_of
+
+DATA = models.table(21)
 
 
 class OwnStep(keras.Model):
@@ -105,8 +103,16 @@ class TorchStep(OwnStep):
 STEP = {"jax": JaxStep, "tensorflow": TensorFlowStep, "torch": TorchStep}
 
 
+def _one_layer(cls):
+    def build():
+        x = layers.Input((4,))
+        return cls(x, layers.Dense(1)(x))
+
+    return build
+
+
 @pytest.mark.parametrize(
-    ("num_replicas", "run_eagerly"),
+    ("num_replicas", "eager"),
     [
         (2, False),
         pytest.param(3, False, marks=pytest.mark.smoke),
@@ -114,20 +120,23 @@ STEP = {"jax": JaxStep, "tensorflow": TensorFlowStep, "torch": TorchStep}
         (3, True),
     ],
 )
-def test_own_train_step(num_replicas, run_eagerly):
+def test_own_train_step(num_replicas, eager):
+    def build():
+        x = layers.Input((4,))
+        h = layers.Dense(5, use_bias=False)(x)
+        h = layers.Activation("tanh")(layers.BatchNormalization()(h))
+        return STEP[BACKEND](x, layers.Dense(1)(h))
+
     def outcome(count):
-        with scope(count):
-            x = layers.Input((4,))
-            h = layers.Dense(5, use_bias=False)(x)
-            h = layers.Activation("tanh")(layers.BatchNormalization()(h))
-            model = STEP[BACKEND](x, layers.Dense(1)(h))
-            set_initial_weights(model)
-            model.compile(
-                optimizer=keras.optimizers.SGD(0.1, global_clipnorm=0.5),
-                **compile_mode(run_eagerly),
-            )
-        history = model.fit(**models.table(21), **FIT).history
-        predictions = model.predict(models.table(21)["x"], verbose=0)
+        model = compiled(
+            count,
+            build,
+            lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.5),
+            eager=eager,
+            loss=None,
+        )
+        history = model.fit(**DATA, **FIT).history
+        predictions = model.predict(DATA["x"], verbose=0)
         return (
             flat("history", history)
             | flat("predict", predictions)
@@ -152,22 +161,21 @@ class OwnTestAndPredict(keras.Model):
 
 
 def test_own_other_steps():
-    def outcome(count):
-        with scope(count):
-            x = layers.Input((4,))
-            model = OwnTestAndPredict(x, layers.Dense(1)(x))
-            set_initial_weights(model)
-            model.compile("sgd", "mse", metrics=["mae"], jit_compile=JIT)
-        data = models.table(21)
-        history = model.fit(**data, validation_data=(*data.values(),), **FIT)
-        return (
-            flat("history", history.history)
-            | flat("evaluate", model.evaluate(**data, verbose=0))
-            | flat("predict", model.predict(data["x"], 7, verbose=0))
-            | state_of(model)
+    ours, plain = (
+        results(
+            compiled(count, _one_layer(OwnTestAndPredict), metrics=["mae"]),
+            DATA,
+            validation_data=(*DATA.values(),),
         )
+        for count in (3, None)
+    )
+    assert_same(ours, plain)
 
-    assert_same(outcome(3), outcome(None))
+
+def _history(cls, count, rows, batch_size):
+    model = compiled(count, _one_layer(cls), loss=None)
+    options = FIT | {"batch_size": batch_size}
+    return flat("", model.fit(**models.table(rows), **options).history)
 
 
 def test_scalar_tracker():
@@ -178,17 +186,7 @@ def test_scalar_tracker():
             self.error.update_state(self.loss_of(y, y_pred))
             return {"error": self.error.result()}
 
-    def outcome(count):
-        with scope(count):
-            x = layers.Input((4,))
-            model = set_initial_weights(Tracked(x, layers.Dense(1)(x)))
-            model.compile(optimizer="sgd", jit_compile=JIT)
-        return flat(
-            "history",
-            model.fit(**models.table(12), **FIT | {"batch_size": 6}).history,
-        )
-
-    assert_same(outcome(3), outcome(None))
+    assert_same(_history(Tracked, 3, 12, 6), _history(Tracked, None, 12, 6))
 
 
 class Distance(keras.metrics.Metric):
@@ -287,22 +285,13 @@ def test_arguments_of_metrics(metric, use):
             use(self.error, y, y_pred)
             return {"error": self.error.result()}
 
-    def outcome(count):
-        with scope(count):
-            x = layers.Input((4,))
-            model = set_initial_weights(Own(x, layers.Dense(1)(x)))
-            model.compile(optimizer="sgd", jit_compile=JIT)
-        return flat("history", model.fit(**models.table(9), **FIT).history)
-
-    assert_same(outcome(3), outcome(None))
+    assert_same(_history(Own, 3, 9, 7), _history(Own, None, 9, 7))
 
 
 def test_a_built_model_is_prepared_once_in_train_on_batch(monkeypatch):
-    with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        model.compile("adam", "mse", metrics=["mae"])
-    x, y = np.ones((4, 2), "float32"), np.zeros((4, 1), "float32")
-    model.train_on_batch(x, y)
+    model = compiled(2, models.mlp, "adam", metrics=["mae"])
+    batch = models.table(4)
+    model.train_on_batch(**batch)
     prepared = []
     original = Binding._prepare
 
@@ -311,5 +300,5 @@ def test_a_built_model_is_prepared_once_in_train_on_batch(monkeypatch):
         original(binding, is_new)
 
     monkeypatch.setattr(Binding, "_prepare", prepare)
-    model.train_on_batch(x, y)
+    model.train_on_batch(**batch)
     assert prepared == [(model, False)]
