@@ -1,4 +1,4 @@
-"""Callbacks see one model and global logs: what they write is plain Keras'."""
+"""Callbacks see one model and global logs, and write what plain Keras' do."""
 
 import csv
 import importlib.util
@@ -20,12 +20,12 @@ from parity.harness import to_numpy
 HELD_OUT = tuple(models.table(10).values())
 
 
-def _model(num_replicas, learning_rate=0.05):
+def _model(num_replicas, optimizer=None):
     keras.utils.set_random_seed(1)
     with scope(num_replicas):
         model = set_initial_weights(models.mlp())
         model.compile(
-            keras.optimizers.Adam(learning_rate),
+            optimizer or keras.optimizers.Adam(0.05),
             "mse",
             metrics=["mae"],
             jit_compile=JIT,
@@ -33,15 +33,15 @@ def _model(num_replicas, learning_rate=0.05):
     return model
 
 
-def _fit(model, callback, epochs=3):
+def _fit(model, *given, data=None, epochs=3, **options):
     return model.fit(
-        **models.table(21),
+        **(data or models.table(21)),
         batch_size=7,
         epochs=epochs,
         shuffle=False,
-        validation_data=HELD_OUT,
         verbose=0,
-        callbacks=[callback],
+        callbacks=[*given],
+        **{"validation_data": HELD_OUT, **options},
     ).history
 
 
@@ -80,39 +80,7 @@ def test_model_checkpoint(whole_model, tmp_path):
     _same(outcome)
 
 
-def test_checkpoint_every_few_batches(tmp_path):
-    def outcome(num_replicas):
-        path = tmp_path / f"{num_replicas}.weights.h5"
-        model = _model(num_replicas)
-        checkpoint = callbacks.ModelCheckpoint(
-            path, save_weights_only=True, save_freq=2
-        )
-        _fit(model, checkpoint, epochs=1)
-        loaded = _model(None)
-        loaded.optimizer.build(loaded.trainable_variables)
-        loaded.load_weights(path)
-        return state_of(loaded)
-
-    _same(outcome)
-
-
-def test_early_stopping_restores_the_best():
-    def outcome(num_replicas):
-        model = _model(num_replicas, learning_rate=0.8)
-        stopping = callbacks.EarlyStopping(
-            patience=1, restore_best_weights=True, start_from_epoch=0
-        )
-        history = _fit(model, stopping, epochs=8)
-        assert len(history["loss"]) < 8
-        return flat("history", history) | {
-            f"weights/{index}": weight
-            for index, weight in enumerate(model.get_weights())
-        }
-
-    _same(outcome)
-
-
-def _shrinking(model):
+def _shrinking():
     """What a callback assigns is what the next step starts from."""
 
     def shrink(batch, logs):
@@ -125,33 +93,74 @@ def _shrinking(model):
     return shrinking
 
 
-def _stopping(model):
-    def stop(batch, logs):
-        model.stop_training = batch == 1
-
-    return callbacks.LambdaCallback(on_train_batch_end=stop)
+class _Stopping(callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.stop_training = batch == 1
 
 
+class _Looking(callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        predicted = self.model.predict(HELD_OUT[0], 4, verbose=0)
+        logs["predicted"] = float(predicted.sum())
+        logs["evaluated"] = self.model.evaluate(*HELD_OUT, 4, verbose=0)[0]
+
+
+def _with_nan():
+    data = models.table(21)
+    data["y"][8] = np.nan
+    return {"data": data, "validation_data": None}
+
+
+def _fast():
+    return keras.optimizers.Adam(0.8)
+
+
+def _averaging():
+    return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7)
+
+
+# The callback, the optimizer, options of `fit`, and how many epochs it takes.
 CHANGING = {
-    "plateau": lambda model: callbacks.ReduceLROnPlateau(
-        patience=1, factor=0.3, min_delta=0.5
+    "plateau": (
+        lambda: callbacks.ReduceLROnPlateau(
+            patience=1, factor=0.3, min_delta=0.5
+        ),
+        *(None, {}, 3),
     ),
-    "scheduler": lambda model: callbacks.LearningRateScheduler(
-        lambda _, rate: rate * 0.5
+    "scheduler": (
+        lambda: callbacks.LearningRateScheduler(lambda _, rate: rate * 0.5),
+        *(None, {}, 3),
     ),
-    "shrinking": _shrinking,
-    "stopping": _stopping,
+    "shrinking": (_shrinking, None, {}, 3),
+    "stopping": (_Stopping, None, {}, 1),
+    "early_stopping": (
+        lambda: callbacks.EarlyStopping(
+            patience=1, restore_best_weights=True, start_from_epoch=0
+        ),
+        *(_fast, {"epochs": 8}, None),
+    ),
+    "looking": (_Looking, None, {}, 3),
+    "swapping": (
+        lambda: callbacks.SwapEMAWeights(swap_on_epoch=True),
+        *(_averaging, {}, 3),
+    ),
+    "nan": (callbacks.TerminateOnNaN, None, _with_nan(), 1),
 }
 
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_a_callback_that_changes_the_training(name):
+    make, optimizer, options, epochs = CHANGING[name]
+
     def outcome(num_replicas):
-        model = _model(num_replicas)
-        history = _fit(model, CHANGING[name](model))
+        model = _model(num_replicas, optimizer and optimizer())
+        history = _fit(model, make(), **options)
+        assert epochs in (None, len(history["loss"]))
+        assert len(history["loss"]) < 8
         rate = float(to_numpy(model.optimizer.learning_rate))
-        assert rate < 0.02 or len(history["loss"]) < 3
-        return flat("history", history) | state_of(model)
+        assert rate < 0.02 or name not in ("plateau", "scheduler", "shrinking")
+        weights = {} if name == "nan" else flat("w", model.get_weights())
+        return flat("history", history) | weights
 
     _same(outcome)
 
@@ -214,19 +223,14 @@ class _Interrupt(callbacks.Callback):
 @pytest.mark.smoke
 def test_backup_and_restore(tmp_path):
     def outcome(num_replicas):
-        backup = {"backup_dir": tmp_path / str(num_replicas)}
-        data = models.table(21)
-        options = {"batch_size": 7, "epochs": 4, "shuffle": False, "verbose": 0}
+        def backup():
+            return callbacks.BackupAndRestore(tmp_path / str(num_replicas))
+
+        options = {"epochs": 4, "validation_data": None}
         with pytest.raises(KeyboardInterrupt):
-            _model(num_replicas).fit(
-                **data,
-                **options,
-                callbacks=[callbacks.BackupAndRestore(**backup), _Interrupt()],
-            )
-        model = _model(num_replicas, learning_rate=0.5)
-        history = model.fit(
-            **data, **options, callbacks=[callbacks.BackupAndRestore(**backup)]
-        ).history
+            _fit(_model(num_replicas), backup(), _Interrupt(), **options)
+        model = _model(num_replicas, keras.optimizers.Adam(0.5))
+        history = _fit(model, backup(), **options)
         assert len(history["loss"]) == 2
         return flat("history", history) | state_of(model)
 
@@ -264,51 +268,3 @@ def test_weights_at_each_batch(num_replicas):
         return flat("seen", seen)
 
     _same(outcome, num_replicas)
-
-
-def test_predict_and_evaluate_in_a_callback():
-    def outcome(num_replicas):
-        model, seen = _model(num_replicas), []
-
-        def look(epoch, logs):
-            seen.append(model.predict(HELD_OUT[0], 4, verbose=0))
-            seen.append(model.evaluate(*HELD_OUT, 4, verbose=0))
-
-        looking = callbacks.LambdaCallback(on_epoch_end=look)
-        history = _fit(model, looking)
-        return flat("history", history) | flat("seen", seen) | state_of(model)
-
-    _same(outcome)
-
-
-def test_swap_ema_weights():
-    def outcome(num_replicas):
-        model = _model(num_replicas)
-        model.compile(
-            keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.7),
-            "mse",
-            jit_compile=JIT,
-        )
-        swap = callbacks.SwapEMAWeights(swap_on_epoch=True)
-        return flat("history", _fit(model, swap)) | state_of(model)
-
-    _same(outcome)
-
-
-def test_terminate_on_nan():
-    nan = models.table(21)
-    nan["y"][8] = np.nan
-
-    def outcome(num_replicas):
-        history = _model(num_replicas).fit(
-            **nan,
-            batch_size=7,
-            epochs=3,
-            shuffle=False,
-            verbose=0,
-            callbacks=[callbacks.TerminateOnNaN()],
-        )
-        assert len(history.history["loss"]) == 1
-        return flat("history", history.history)
-
-    _same(outcome)

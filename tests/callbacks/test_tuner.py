@@ -1,4 +1,4 @@
-"""KerasTuner, whose trials make models under a strategy."""
+"""KerasTuner finds under a strategy what it finds without one."""
 
 import keras
 import keras_tuner

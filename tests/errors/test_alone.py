@@ -1,4 +1,4 @@
-"""Models that each of several workers would train alone."""
+"""A model that each of several workers would train alone is refused."""
 
 import json
 import warnings
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from errors.helpers import assert_weights
 from keras_dist.fit.hooks import watch_training
 from keras_dist.plugin import membership
 from keras_dist.plugin.membership import alone_on_purpose
@@ -24,6 +25,12 @@ def two_addresses(monkeypatch):
     monkeypatch.setenv("KERAS_DIST_WORKERS", "127.0.0.1:9000,127.0.0.1:9001")
     monkeypatch.setenv("KERAS_DIST_WORKER_INDEX", "1")
     monkeypatch.delenv("KERAS_DIST_INDEPENDENT", raising=False)
+
+
+def tf_config(task, index):
+    cluster = {task: ["c:9000"], "worker": ["a:9000", "b:9000"]}
+    place = {"type": task, "index": index}
+    return json.dumps({"cluster": cluster, "task": place})
 
 
 def made(name):
@@ -64,20 +71,14 @@ def test_it_is_refused_before_it_trains(monkeypatch, name, train):
     assert "--independent" in message
     expected = "outside of any scope" if name == "none" else f"<{name}"
     assert expected in message
-    for old, new in zip(before, model.get_weights(), strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_weights(model, before)
 
 
-def test_what_trains_nothing_is_no_concern(monkeypatch):
+def test_what_trains_nothing_or_is_alone_on_purpose(monkeypatch):
     two_addresses(monkeypatch)
     model = made("none")
     model.predict(X, verbose=0)
     model.evaluate(X, X[:, :1], verbose=0)
-
-
-def test_one_that_is_alone_on_purpose(monkeypatch):
-    two_addresses(monkeypatch)
-    model = made("none")
     with alone_on_purpose():
         fit(model)
     monkeypatch.setenv("KERAS_DIST_INDEPENDENT", "1")
@@ -97,9 +98,7 @@ def test_one_device_is_deliberate_in_who_has_joined(monkeypatch, tmp_path):
     fit(made("OneDeviceStrategy"))
     with pytest.raises(keras_dist.StrategyMismatchError, match="made outside"):
         fit(made("none"))
-
-
-def test_a_launcher_that_can_not_be_told(monkeypatch, tmp_path):
+    # A launcher that can't be told.
     monkeypatch.setattr(membership, "_joined", set())
     monkeypatch.setenv("KERAS_DIST_JOINED_FILE", str(tmp_path / "no" / "file"))
     with pytest.warns(UserWarning, match="--independent"):
@@ -108,19 +107,10 @@ def test_a_launcher_that_can_not_be_told(monkeypatch, tmp_path):
 
 LAUNCHERS = {
     "torchrun": {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "a",
-        "MASTER_PORT": "9000",
+        **{"RANK": "1", "WORLD_SIZE": "2"},
+        **{"MASTER_ADDR": "a", "MASTER_PORT": "9000"},
     },
-    "TF_CONFIG": {
-        "TF_CONFIG": json.dumps(
-            {
-                "cluster": {"worker": ["a:9000", "b:9000"]},
-                "task": {"type": "worker", "index": 1},
-            }
-        )
-    },
+    "TF_CONFIG": {"TF_CONFIG": tf_config("worker", 1)},
     "SLURM": {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
 }
 
@@ -139,10 +129,7 @@ def test_other_launchers_get_a_warning(monkeypatch, launcher, name):
 
 @pytest.mark.parametrize("task", ["evaluator", "ps"])
 def test_tasks_that_train_nothing_with_others(monkeypatch, task):
-    cluster = {"worker": ["a:9000", "b:9000"], task: ["c:9000"]}
-    place = {"type": task, "index": 0}
-    variable = json.dumps({"cluster": cluster, "task": place})
-    monkeypatch.setenv("TF_CONFIG", variable)
+    monkeypatch.setenv("TF_CONFIG", tf_config(task, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(made("none"))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import keras_dist
+from errors.helpers import assert_weights
 from keras_dist.errors import StrategyMismatchError
 from keras_versions import has_distributions
 
@@ -70,30 +71,19 @@ def _model():
 
 
 @each
-def test_before_the_scope(make, distribution):
+def test_before_and_inside_of_the_scope(make, distribution):
     strategy = make()
-    with as_set(distribution), refused(), strategy.scope():
-        pass
+    for other in (as_set(distribution), distribution.scope()):
+        with other, refused(), strategy.scope():
+            pass
+    assert not keras_dist.has_strategy()
+    with strategy.scope(), distribution.scope(), refused():
+        keras.Variable(1.0)
+    with strategy.scope(), as_set(distribution), refused():
+        _model()
     assert not keras_dist.has_strategy()
     with strategy.scope():
         _model().fit(X, X, verbose=0)
-
-
-@each
-def test_in_a_scope_of_its_own(make, distribution):
-    strategy = make()
-    with distribution.scope(), refused(), strategy.scope():
-        pass
-    with strategy.scope(), distribution.scope(), refused():
-        keras.Variable(1.0)
-    assert not keras_dist.has_strategy()
-
-
-@each
-def test_inside_of_the_scope(make, distribution):
-    strategy = make()
-    with strategy.scope(), as_set(distribution), refused():
-        _model()
 
 
 @each
@@ -103,16 +93,15 @@ def test_between_the_scope_and_the_methods_of_a_model(make, distribution):
         model = _model()
     before = model.get_weights()
     with as_set(distribution):
-        for call in (
-            lambda: model.fit(X, X, verbose=0),
-            lambda: model.evaluate(X, X, verbose=0),
-            lambda: model.predict(X, verbose=0),
-            lambda: model.train_on_batch(X, X),
+        for method, arguments in (
+            (model.fit, (X, X)),
+            (model.evaluate, (X, X)),
+            (model.predict, (X,)),
+            (model.train_on_batch, (X, X)),
         ):
             with refused():
-                call()
-    for own, expected in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(own, expected)
+                method(*arguments)
+    assert_weights(model, before)
     model.fit(X, X, verbose=0)
 
 

@@ -1,4 +1,4 @@
-"""Dataclasses and other objects with values in them: right, or named."""
+"""Values in dataclasses and other objects are seen, or the object is named."""
 
 import collections
 import dataclasses
@@ -65,11 +65,15 @@ def doubled(batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_argument_of_run(kind):
-    """Each replica computes with its own component."""
+def test_arguments_and_results_of_run(kind):
+    """Each replica computes with its own component, and returns its own."""
     strategy = make_strategy()
     result = strategy.run(doubled, args=(kind(rows_of(strategy)),))
     assert numbers(strategy, result) == [2.0, 10.0]
+    result = strategy.run(lambda x: kind(ops.sum(x)), args=(rows_of(strategy),))
+    values = strategy.experimental_local_results(result)
+    assert [type(value) for value in values] == [kind, kind]
+    assert [float(value.x) for value in values] == [1.0, 5.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,15 +93,13 @@ def test_an_argument_of_a_compiled_function(kind, inside):
 
 
 def test_a_tensor_in_a_dataclass_of_a_compiled_function():
-    compiled = keras_dist.function(doubled)
-    with pytest.raises(TypeError, match="Mutable, with a value in `x`"):
-        compiled(Mutable(ops.ones((2,))))
-
-
-def test_nested_values_of_a_dataclass():
-    compiled = keras_dist.function(lambda batch: ops.sum(batch.x["rows"][0]))
-    with pytest.raises(TypeError, match="Mutable, with a value in `x`"):
-        compiled(Mutable({"rows": [ops.ones((2,))]}))
+    nested = keras_dist.function(lambda batch: ops.sum(batch.x["rows"][0]))
+    for compiled, value in (
+        (keras_dist.function(doubled), ops.ones((2,))),
+        (nested, {"rows": [ops.ones((2,))]}),
+    ):
+        with pytest.raises(TypeError, match="Mutable, with a value in `x`"):
+            compiled(Mutable(value))
 
 
 def test_settings_and_models_are_no_values():
@@ -118,16 +120,6 @@ def test_settings_and_models_are_no_values():
     x = np.ones((3, 2), "float32")
     result = strategy.run(compiled, args=(settings, x))
     assert numbers(strategy, result) == [12.0, 12.0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_result_of_run(kind):
-    """Objects of each replica, as any others."""
-    strategy = make_strategy()
-    result = strategy.run(lambda x: kind(ops.sum(x)), args=(rows_of(strategy),))
-    values = strategy.experimental_local_results(result)
-    assert [type(value) for value in values] == [kind, kind]
-    assert [float(value.x) for value in values] == [1.0, 5.0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -174,15 +166,11 @@ def test_what_is_combined_is_named(kind, of, method):
             COMBINING[method](strategy, kind(rows))
 
 
-def test_a_function_that_returns_nothing_is_named():
+def test_named_tuples_are_looked_into():
     strategy = make_strategy()
     nothing = keras_dist.PerReplica([None, None])
     with pytest.raises(TypeError, match="Only numbers.* Received: None"):
         strategy.reduce("SUM", nothing, axis=None)
-
-
-def test_named_tuples_are_looked_into():
-    strategy = make_strategy()
     rows = rows_of(strategy)
 
     def replica_fn(pair):

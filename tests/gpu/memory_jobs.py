@@ -3,10 +3,10 @@
 import keras
 import numpy as np
 
-import keras_dist
 from bench.memory import build_model
 from gpu import memory
 from gpu import places
+from gpu.numbers import STRATEGIES
 from keras_dist.planning import estimates
 from keras_dist.tools import counting
 
@@ -20,10 +20,7 @@ def counted(name, num_parameters, optimizer):
         Dict of bytes: what was planned and what was measured, between steps
         and at most.
     """
-    strategy = {
-        "one device": lambda: keras_dist.OneDeviceStrategy(places.DEVICE),
-        "mirrored": lambda: keras_dist.MirroredStrategy([places.DEVICE]),
-    }[name]()
+    strategy = STRATEGIES[name]()
     # What a framework allocates for itself at its start is not the model's.
     warm = build_model(10)
     warm.fit(*_data(warm), verbose=0)

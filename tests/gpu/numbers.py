@@ -4,6 +4,7 @@ import contextlib
 
 import numpy as np
 
+import keras_dist
 from gpu import models
 from gpu import places
 from keras_dist.bench.fit import on_device
@@ -12,16 +13,18 @@ from keras_dist.bench.fit import on_device
 # sums are made in another order in each run.
 TOLERANCE = 2e-5 if places.IS_REHEARSAL else 2e-3
 ROWS, BATCH, EPOCHS = 55, 16, 3
+STRATEGIES = {
+    "one device": lambda: keras_dist.OneDeviceStrategy(places.DEVICE),
+    "mirrored": lambda: keras_dist.MirroredStrategy([places.DEVICE]),
+    "central": lambda: keras_dist.CentralStorageStrategy(
+        [places.DEVICE], places.HOST
+    ),
+}
 
 
 def plain_keras():
     """Returns a context manager that places plain Keras on the GPU."""
     return on_device(places.DEVICE)
-
-
-def scope_of(strategy):
-    """Returns a strategy's scope, or that of nothing for plain Keras."""
-    return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def trained(strategy, kind, rows=ROWS, batch=BATCH, **settings):
@@ -30,7 +33,7 @@ def trained(strategy, kind, rows=ROWS, batch=BATCH, **settings):
     Returns:
         The model, and the history of `fit`.
     """
-    with scope_of(strategy):
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = models.compiled(kind, **settings)
     x, y = models.data(kind, rows)
     history = model.fit(

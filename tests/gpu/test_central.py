@@ -1,4 +1,4 @@
-"""Central storage: variables on the host, computation on the GPU."""
+"""Central storage keeps variables on the host, and computes on the GPU."""
 
 import time
 
@@ -6,7 +6,6 @@ import keras
 import numpy as np
 import pytest
 
-import keras_dist
 from gpu import memory
 from gpu import models
 from gpu import numbers
@@ -15,8 +14,7 @@ from gpu import places
 BACKEND = keras.backend.backend()
 
 
-def central():
-    return keras_dist.CentralStorageStrategy([places.DEVICE], places.HOST)
+central = numbers.STRATEGIES["central"]
 
 
 def large_model(width=512):

@@ -1,4 +1,4 @@
-"""A training loop of one's own: `function`, `scan_steps` and `run`."""
+"""A loop of one's own with `run` or `scan_steps` is that of plain Keras."""
 
 import keras
 import numpy as np
@@ -8,14 +8,8 @@ import keras_dist
 from gpu import models
 from gpu import numbers
 from gpu import places
+from gpu.numbers import STRATEGIES
 
-STRATEGIES = {
-    "one device": lambda: keras_dist.OneDeviceStrategy(places.DEVICE),
-    "mirrored": lambda: keras_dist.MirroredStrategy([places.DEVICE]),
-    "central": lambda: keras_dist.CentralStorageStrategy(
-        [places.DEVICE], places.HOST
-    ),
-}
 STEPS, BATCH = 4, 11
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a GPU: planned and measured, and the same after many steps."""
+"""A GPU holds what was planned, and as much after many steps."""
 
 import pytest
 
@@ -7,6 +7,7 @@ from gpu import memory
 from gpu import memory_jobs
 from gpu import models
 from gpu import places
+from gpu.numbers import STRATEGIES
 
 PARAMETERS = 200_000 if places.IS_REHEARSAL else 50_000_000
 # Runtimes keep small buffers of their own.
@@ -41,15 +42,6 @@ def test_plan(name, optimizer, facts, monkeypatch):
     ):
         planned = found["planned at most"]
         assert abs(found["at most"] - planned) <= 0.1 * planned + ROOM
-
-
-STRATEGIES = {
-    "one device": lambda: keras_dist.OneDeviceStrategy(places.DEVICE),
-    "mirrored": lambda: keras_dist.MirroredStrategy([places.DEVICE]),
-    "central": lambda: keras_dist.CentralStorageStrategy(
-        [places.DEVICE], places.HOST
-    ),
-}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -9,14 +9,8 @@ import keras_dist
 from gpu import models
 from gpu import numbers
 from gpu import places
+from gpu.numbers import STRATEGIES
 
-STRATEGIES = {
-    "one device": lambda: keras_dist.OneDeviceStrategy(places.DEVICE),
-    "mirrored": lambda: keras_dist.MirroredStrategy([places.DEVICE]),
-    "central": lambda: keras_dist.CentralStorageStrategy(
-        [places.DEVICE], places.HOST
-    ),
-}
 # XLA on GPUs is the default of JAX.
 JITS = {"jax": ("auto",), "tensorflow": (False, True), "torch": (False,)}
 
@@ -55,13 +49,19 @@ def test_default_strategy_takes_the_gpus():
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_variables_are_where_the_strategy_says(name):
+def test_where_variables_are_and_what_is_saved(name, tmp_path):
     strategy = STRATEGIES[name]()
     model, _ = numbers.trained(strategy, "mlp")
     keeper = places.HOST if name == "central" else places.DEVICE
     for variable in [*model.weights, *model.optimizer.variables]:
         devices = strategy.executor.storage(variable).devices
         assert [str(device) for device in devices] == [keeper], variable.path
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x, _ = models.data("mlp", 9)
+    expected = model.predict(x, verbose=0)
+    found = loaded.predict(x, verbose=0)
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -81,14 +81,3 @@ def test_evaluate_and_predict_with_uneven_batches(name):
     for key, value in logs.items():
         assert value == pytest.approx(expected[key], rel=1e-3), key
     assert rows == pytest.approx(whole, rel=1e-3, abs=1e-4)
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_save_and_load(name, tmp_path):
-    model, _ = numbers.trained(STRATEGIES[name](), "mlp")
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    x, _ = models.data("mlp", 9)
-    expected = models.to_numpy(model.predict(x, verbose=0))
-    found = models.to_numpy(loaded.predict(x, verbose=0))
-    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)

@@ -1,4 +1,4 @@
-"""Two worker processes that share one GPU."""
+"""Two worker processes that share one GPU have the numbers of one."""
 
 import os
 

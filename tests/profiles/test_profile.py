@@ -86,23 +86,15 @@ def test_the_numbers_stay_the_same(tmp_path):
     assert found[0] == found[1]
 
 
-def test_one_device_and_a_fit_that_ends_early(tmp_path):
+def test_each_fit_is_recorded_as_far_as_it_goes(tmp_path):
     strategy = keras_dist.OneDeviceStrategy("cpu:0")
-    profile = strategy.profile(str(tmp_path), steps=[10, 20])
-    _fit(_model(strategy), profile)
-    assert recorded(tmp_path) == [10, 11]
-
-
-def test_each_fit_is_recorded(tmp_path):
-    strategy = _two_replicas()
     model = _model(strategy)
-    profile = strategy.profile(tmp_path, steps=(2, 3))
-    _fit(model, profile, epochs=1)
-    assert recorded(tmp_path) == [2]
-    # Names of traces have the second, and this is the same one.
-    shutil.rmtree(tmp_path)
-    _fit(model, profile, epochs=1)
-    assert recorded(tmp_path) == [2]
+    profile = strategy.profile(str(tmp_path), steps=[4, 20])
+    for _ in range(2):
+        _fit(model, profile, epochs=1)
+        assert recorded(tmp_path) == [4, 5]
+        # Names of traces have the second, and the next is the same one.
+        shutil.rmtree(tmp_path)
 
 
 @SEVERAL_STEPS
@@ -114,19 +106,13 @@ def test_calls_with_several_steps_are_recorded_whole(tmp_path):
     assert recorded(tmp_path) == [3, 6]
 
 
-def test_a_program_of_ones_own(tmp_path):
-    strategy = _two_replicas()
-    with strategy.profile(tmp_path) as profile:
-        strategy.run(lambda: keras.ops.ones((4, 4)) @ keras.ops.ones((4, 4)))
-    assert profile.directory == str(tmp_path / "worker-0")
-    assert recorded(tmp_path) == []
-
-
-def test_a_fit_in_the_context_is_recorded_without_steps(tmp_path):
+def test_what_is_in_the_context_is_recorded_without_steps(tmp_path):
     strategy = _two_replicas()
     model = _model(strategy)
-    with strategy.profile(tmp_path):
+    with strategy.profile(tmp_path) as profile:
+        strategy.run(lambda: keras.ops.ones((4, 4)) @ keras.ops.ones((4, 4)))
         _fit(model, epochs=1)
+    assert profile.directory == str(tmp_path / "worker-0")
     assert recorded(tmp_path) == []
 
 
@@ -140,46 +126,22 @@ def test_the_threads_of_replicas_are_recorded(tmp_path):
     assert len(set(matmuls)) == 2
 
 
-def test_a_fit_that_fails_ends_its_profile(tmp_path):
+def test_what_fails_ends_its_profile(tmp_path):
     strategy = _two_replicas()
     model = _model(strategy)
-    profile = strategy.profile(tmp_path / "failed", steps=(1, 5))
-    with pytest.raises(KeyboardInterrupt):
-        _fit(model, profile, FailsAt(3))
     # Whether the failed callback comes first makes no difference.
-    with pytest.raises(KeyboardInterrupt):
-        _fit(
-            model,
-            FailsAt(3),
-            strategy.profile(tmp_path / "first", steps=(1, 5)),
-        )
-    assert recorded(tmp_path / "failed") == [1, 2, 3]
-    assert recorded(tmp_path / "first") == [1, 2, 3]
+    for name, order in (("last", 1), ("first", -1)):
+        profile = strategy.profile(tmp_path / name, steps=(1, 5))
+        with pytest.raises(KeyboardInterrupt):
+            _fit(model, *[profile, FailsAt(3)][::order])
+        assert recorded(tmp_path / name) == [1, 2, 3]
+    with pytest.raises(ZeroDivisionError), strategy.profile(tmp_path / "a"):
+        1 / 0  # noqa: B018
     _fit(model, strategy.profile(tmp_path / "next", steps=(0, 1)), epochs=1)
     assert recorded(tmp_path / "next") == [0]
 
 
-def test_a_body_that_fails_ends_its_profile(tmp_path):
-    strategy = _two_replicas()
-    with pytest.raises(ZeroDivisionError), strategy.profile(tmp_path / "a"):
-        1 / 0  # noqa: B018
-    with strategy.profile(tmp_path / "b"):
-        pass
-    assert recorded(tmp_path / "b") == []
-
-
-def test_a_fit_that_is_too_short_warns(tmp_path):
-    strategy = _two_replicas()
-    profile = strategy.profile(tmp_path, steps=(2 * STEPS, 99))
-    with pytest.warns(UserWarning, match="a `fit` of 12 steps") as warned:
-        _fit(_model(strategy), profile)
-    told = [str(each.message) for each in warned]
-    (told,) = (each for each in told if each.startswith("Nothing was"))
-    assert "Received: steps=(12, 99)" in told
-    assert not list(tmp_path.iterdir())
-
-
-def test_evaluate_records_nothing(tmp_path):
+def test_a_fit_that_is_too_short_warns_and_evaluate_does_not(tmp_path):
     strategy = _two_replicas()
     model = _model(strategy)
     with warnings.catch_warnings():
@@ -187,6 +149,12 @@ def test_evaluate_records_nothing(tmp_path):
         model.evaluate(
             X, Y, verbose=0, callbacks=[strategy.profile(tmp_path, (0, 1))]
         )
+    profile = strategy.profile(tmp_path, steps=(2 * STEPS, 99))
+    with pytest.warns(UserWarning, match="a `fit` of 12 steps") as warned:
+        _fit(model, profile)
+    told = [str(each.message) for each in warned]
+    (told,) = (each for each in told if each.startswith("Nothing was"))
+    assert "Received: steps=(12, 99)" in told
     assert not list(tmp_path.iterdir())
 
 
@@ -227,38 +195,21 @@ def test_a_profiler_that_runs_already(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        3,
-        (3,),
-        (1, 2, 3),
-        (5, 5),
-        (6, 5),
-        (-1, 5),
-        (0.0, 5),
-        (False, True),
-        "12",
-    ],
-)
-def test_steps_are_two_integers_that_increase(steps, tmp_path):
-    strategy = _two_replicas()
-    with pytest.raises(ValueError, match="Received: .*two integers"):
-        strategy.profile(tmp_path, steps=steps)
+WRONG = [3, (3,), (1, 2, 3), (5, 5), (6, 5), (-1, 5), (0.0, 5)]
 
 
-def test_a_directory_is_no_file(tmp_path):
+def test_arguments_that_can_not_be(tmp_path):
     strategy = _two_replicas()
+    for steps in (*WRONG, (False, True), "12"):
+        with pytest.raises(ValueError, match="Received: .*two integers"):
+            strategy.profile(tmp_path, steps=steps)
     path = tmp_path / "file"
     path.touch()
     with pytest.raises(NotADirectoryError, match="file', which is a file"):
         strategy.profile(path)
     with pytest.raises(TypeError, match="Received: None of type NoneType"):
         strategy.profile(None)
-
-
-def test_a_context_takes_no_steps(tmp_path):
-    strategy = _two_replicas()
+    # A context takes no steps.
     with (
         pytest.raises(ValueError, match=r"Received: steps=\(1, 2\)"),
         strategy.profile(tmp_path, steps=(1, 2)),
@@ -277,7 +228,8 @@ def test_a_model_of_another_strategy(tmp_path):
 
 
 def test_a_backend_without_a_profiler(tmp_path):
-    with override_backend(MemoryBackend()):
-        strategy = keras_dist.OneDeviceStrategy("cpu:0")
-        with pytest.raises(UnsupportedBackendError, match="has no profiler"):
-            strategy.profile(tmp_path)
+    with (
+        override_backend(MemoryBackend()),
+        pytest.raises(UnsupportedBackendError, match="has no profiler"),
+    ):
+        keras_dist.OneDeviceStrategy("cpu:0").profile(tmp_path)

@@ -1,4 +1,4 @@
-"""Which metrics are sums over rows, so that workers add up their own."""
+"""Metrics that are sums over rows are added up, and no others."""
 
 import keras
 import numpy as np
@@ -9,6 +9,10 @@ from keras_dist.fit.adding import rows_that_add_up
 ROWS = np.ones((4, 3), "float32")
 LABELS = np.ones((4,), "int32")
 metrics = keras.metrics
+
+
+def _wrapped(fn):
+    return lambda: metrics.MeanMetricWrapper(fn)
 
 
 class OfOneself(metrics.Mean):
@@ -54,17 +58,9 @@ def test_sums_over_rows(make, arguments):
         # The mean over all rows, which is one value.
         (metrics.MeanSquaredError, (ROWS[:, 0], ROWS[:, 0])),
         (lambda: metrics.CosineSimilarity(axis=0), (ROWS, ROWS)),
-        (
-            lambda: metrics.MeanMetricWrapper(keras.losses.circle),
-            (LABELS, ROWS),
-        ),
-        (lambda: metrics.MeanMetricWrapper(lambda a, b: a - b), (ROWS, ROWS)),
-        (
-            lambda: metrics.MeanMetricWrapper(
-                keras.losses.Circle(reduction=None)
-            ),
-            (LABELS, ROWS),
-        ),
+        (_wrapped(keras.losses.circle), (LABELS, ROWS)),
+        (_wrapped(lambda a, b: a - b), (ROWS, ROWS)),
+        (_wrapped(keras.losses.Circle(reduction=None)), (LABELS, ROWS)),
     ],
 )
 def test_others(make, arguments):

@@ -1,4 +1,4 @@
-"""The sum over replicas that a backend need not write."""
+"""The sum over replicas that a backend need not write has right gradients."""
 
 import keras
 import pytest

@@ -1,4 +1,4 @@
-"""Cross-device operations: packs, gradients, and where they are used."""
+"""Cross-device operations combine values in packs, wherever they are used."""
 
 import keras
 import numpy as np
@@ -77,14 +77,10 @@ def test_a_number_of_packs_is_a_count(wrong):
 def test_different_shapes_are_refused(kind):
     ops = getattr(keras_dist, kind)()
     value = keras_dist.PerReplica([np.ones(2), np.ones(3)])
-    for reduce in (
-        lambda: ops.reduce(keras_dist.ReduceOp.SUM, value, "cpu:0"),
-        lambda: ops.batch_reduce(
-            keras_dist.ReduceOp.SUM, [(value, "cpu:0"), (value, "cpu:0")]
-        ),
-    ):
-        with pytest.raises(ValueError, match="shapes"):
-            reduce()
+    with pytest.raises(ValueError, match="shapes"):
+        ops.reduce(keras_dist.ReduceOp.SUM, value, "cpu:0")
+    with pytest.raises(ValueError, match="shapes"):
+        ops.batch_reduce(keras_dist.ReduceOp.SUM, [(value, "cpu:0")] * 2)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +89,8 @@ def test_different_shapes_are_refused(kind):
 def test_other_operations_leave_the_accumulation_alone(op, expected):
     ops = keras_dist.ReductionToOneDevice(accumulation_fn=sum)
     value = keras_dist.PerReplica([2.0, 4.0])
-    assert (
-        float(ops.reduce(keras_dist.ReduceOp[op], value, "cpu:0")) == expected
-    )
+    found = ops.reduce(keras_dist.ReduceOp[op], value, "cpu:0")
+    assert float(found) == expected
 
 
 @pytest.mark.parametrize(("op", "gradient"), [("SUM", 4.0), ("MEAN", 2.0)])
@@ -111,9 +106,8 @@ def test_gradients_flow_as_without(op, gradient):
         value, (dx,) = gradients(loss, [x])
         return value / weight, dx
 
-    x = keras_dist.PerReplica(
-        [keras.ops.convert_to_tensor(v) for v in (2.0, 4.0)]
-    )
+    two, four = map(keras.ops.convert_to_tensor, (2.0, 4.0))
+    x = keras_dist.PerReplica([two, four])
     weight = keras_dist.PerReplica([1.0, 3.0])
     values, grads = strategy.run(step, (x, weight))
     assert [float(g) for g in grads.values] == [gradient, gradient]

@@ -1,4 +1,7 @@
-"""DeviceAssignment: on which cores the replicas compute."""
+"""A topology says where a TPU's cores are, an assignment who computes there.
+
+tests/backends/tensorflow compares both with TensorFlow's own.
+"""
 
 import itertools
 
@@ -9,6 +12,59 @@ from keras_dist.tpu.experimental import DeviceAssignment
 from keras_dist.tpu.experimental import DeviceOrderMode
 from keras_dist.tpu.experimental import Topology
 
+PLACES = [
+    [[0, 0, 0, 0], [0, 0, 0, 1], [1, 0, 0, 0]],
+    [[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 1]],
+]
+MESH = [2, 2, 1, 2]
+# Sides, two numbers and places, as TensorFlow writes them.
+OF_TENSORFLOW = (
+    b"\n\x04\x02\x02\x01\x02\x10\x02\x18\x03\x22\x18"
+    + np.array(PLACES, np.uint8).tobytes()
+)
+
+
+def test_a_topology_travels_as_bytes():
+    sent = Topology(mesh_shape=MESH, device_coordinates=PLACES)
+    topology = Topology(sent.serialized())
+    assert topology.mesh_shape.tolist() == MESH
+    assert topology.device_coordinates.tolist() == PLACES
+    for place in ([0, 2, 0, 0], [0, -1, 0, 0], [0] * 3, [0.5, 0, 0, 0], None):
+        with pytest.raises(ValueError, match="Received"):
+            topology.task_ordinal_at_coordinates(place)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        *(
+            ({"mesh_shape": mesh}, "`mesh_shape` must be")
+            for mesh in (None, [2, 2, 2], [0, 1, 1, 1], "2x2", [[1]])
+        ),
+        *(
+            ({"device_coordinates": places}, reason)
+            for places, reason in (
+                (None, "must be an array of integers"),
+                ([[[0, 0, 0, 0]], [[0]]], "must be an array of integers"),
+                ([[0, 0, 0, 0]], r"shape \(tasks, devices, 4\)"),
+                ([[[0, 0, 0]]], r"shape \(tasks, devices, 4\)"),
+                ([[[2, 0, 0, 0]]], "must be places of the mesh"),
+                ([[[-1, 0, 0, 0]]], "must be places of the mesh"),
+                ([[[1, 0, 0, 0]] * 2], r"2 cores at \[1, 0, 0, 0\]"),
+            )
+        ),
+        *(
+            ({"serialized": data}, "Received: .*TensorFlow reads its")
+            for data in ("a text", 5, b'{"mesh_shape": []}', OF_TENSORFLOW)
+        ),
+    ],
+)
+def test_what_is_no_topology(options, reason):
+    if "serialized" not in options:
+        options = {"mesh_shape": MESH, "device_coordinates": PLACES} | options
+    with pytest.raises(ValueError, match=reason):
+        Topology(**options)
+
 
 def _topology(*mesh, tasks=1, without=0):
     places = list(itertools.product(*map(range, mesh)))
@@ -18,9 +74,10 @@ def _topology(*mesh, tasks=1, without=0):
     )
 
 
-def _ring(topology):
-    count = topology.num_tasks * topology.num_tpus_per_task
-    built = DeviceAssignment.build(topology, num_replicas=count)
+def _order(topology, count=None, **options):
+    """The cores of one-core replicas, in their order."""
+    count = count or topology.num_tasks * topology.num_tpus_per_task
+    built = DeviceAssignment.build(topology, num_replicas=count, **options)
     return built.core_assignment[:, 0].tolist()
 
 
@@ -30,26 +87,12 @@ def test_where_replicas_are():
         topology, computation_shape=[1, 1, 1, 2], num_replicas=4
     )
     assert built.topology is topology
-    assert (built.num_replicas, built.num_cores_per_replica) == (4, 2)
-    assert built.core_assignment.shape == (4, 2, 4)
-    assert built.coordinates(1, 1) == (1, 0, 0, 1)
-    assert built.tpu_ordinal(1, 1) == 1
-    assert built.tpu_ordinal() == 0
-    assert built.tpu_device(1, 1) == "/task:1/device:TPU:1"
-    assert built.host_device(1, job="w") == "/job:w/task:1/device:CPU:0"
     assert built.lookup_replicas(0, 1) == [0, 3]
-    assert built.lookup_replicas(1, 0) == [1, 2]
-
-
-@pytest.mark.parametrize(("task", "core"), [(2, 0), (0, 2), (0, -1)])
-def test_no_replica_is_there(task, core):
-    built = DeviceAssignment.build(_topology(2, 1, 1, 2), num_replicas=2)
-    with pytest.raises(ValueError, match=f"core {core} in task {task}"):
-        built.lookup_replicas(task, core)
-
-
-def test_one_replica_is_the_default():
-    built = DeviceAssignment.build(_topology(2, 2, 1, 1).serialized())
+    for task, core in ((2, 0), (0, 2), (0, -1)):
+        with pytest.raises(ValueError, match=f"core {core} in task {task}"):
+            built.lookup_replicas(task, core)
+    # One replica is the default.
+    built = DeviceAssignment.build(topology.serialized())
     assert built.core_assignment.tolist() == [[[0, 0, 0, 0]]]
 
 
@@ -57,39 +100,25 @@ def test_one_replica_is_the_default():
     "sides", [(4, 4, 1), (4, 1, 4), (1, 2, 6), (2, 4, 4), (4, 2, 2)]
 )
 def test_chips_form_a_ring(sides):
-    ring = _ring(_topology(*sides, 1))
+    ring = _order(_topology(*sides, 1))
     assert len({tuple(place) for place in ring}) == np.prod(sides)
     for before, after in itertools.pairwise([*ring, ring[0]]):
         assert np.abs(np.subtract(before, after)).sum() == 1
 
 
-def test_chips_in_a_line_or_with_odd_sides_are_in_rows():
-    assert [x for x, *_ in _ring(_topology(5, 1, 1, 1))] == [0, 1, 2, 3, 4]
-    assert [place[:2] for place in _ring(_topology(2, 3, 1, 1))] == [
-        [x, y] for y in range(3) for x in range(2)
-    ]
-
-
-def test_a_mesh_in_place_of_a_ring():
-    built = DeviceAssignment.build(
-        _topology(2, 2, 1, 1),
-        num_replicas=4,
-        device_order_mode=DeviceOrderMode.MESH,
-    )
-    order = built.core_assignment[:, 0, :2].tolist()
-    assert order == [[0, 0], [1, 0], [0, 1], [1, 1]]
-
-
-def test_cores_that_are_missing_are_passed_over():
+def test_chips_that_form_no_ring_are_in_rows():
+    assert [x for x, *_ in _order(_topology(5, 1, 1, 1))] == [0, 1, 2, 3, 4]
+    rows = [[x, y, 0, 0] for y in range(3) for x in range(2)]
+    assert _order(_topology(2, 3, 1, 1)) == rows
+    mesh = DeviceOrderMode.MESH
+    square = _topology(2, 2, 1, 1)
+    assert _order(square, device_order_mode=mesh) == rows[:4]
+    # Cores that are missing are passed over.
     topology = _topology(2, 2, 1, 1, without=1)
-    built = DeviceAssignment.build(topology, num_replicas=3)
-    assert built.core_assignment[:, 0].tolist() == [
-        [0, 0, 0, 0],
-        [0, 1, 0, 0],
-        [1, 0, 0, 0],
-    ]
+    found = [[0, 0, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0]]
+    assert _order(topology) == found
     with pytest.raises(ValueError, match="Cores are missing.*3 are there"):
-        DeviceAssignment.build(topology, num_replicas=4)
+        _order(topology, 4)
     with pytest.raises(ValueError, match="and no strides"):
         DeviceAssignment.build(topology, computation_stride=[2, 1, 1, 1])
 
@@ -110,25 +139,24 @@ def test_cores_that_are_missing_are_passed_over():
         ({"num_replicas": 0}, "room for 1 to 8 replicas"),
         ({"num_replicas": 1.5}, "room for 1 to 8 replicas"),
         ({"device_order_mode": DeviceOrderMode.RING}, "can't form a ring"),
+        ({"topology": None}, "`topology` must be"),
     ],
 )
 def test_what_can_not_be_built(options, reason):
     with pytest.raises(ValueError, match=reason):
-        DeviceAssignment.build(_topology(2, 2, 1, 2), **options)
+        DeviceAssignment.build(**{"topology": _topology(2, 2, 1, 2)} | options)
 
 
 @pytest.mark.parametrize(
-    ("topology", "cores", "reason"),
+    ("cores", "reason"),
     [
-        (None, [[[0, 0, 0, 0]]], "`topology` must be"),
-        (_topology(2, 2, 1, 1), [[0, 0, 0, 0]], "`core_assignment` must be"),
-        (_topology(2, 2, 1, 1), [[[0, 0, 0]]], "`core_assignment` must be"),
-        (_topology(2, 2, 1, 1), [[[2, 0, 0, 0]]], "no such place"),
+        ([[0, 0, 0, 0]], "`core_assignment` must be"),
+        ([[[0, 0, 0]]], "`core_assignment` must be"),
+        ([[[2, 0, 0, 0]]], "no such place"),
     ],
 )
-def test_what_is_no_assignment(topology, cores, reason):
+def test_what_is_no_assignment(cores, reason):
     with pytest.raises(ValueError, match=reason):
-        DeviceAssignment(topology, cores)
-    if topology is None:
-        with pytest.raises(ValueError, match=reason):
-            DeviceAssignment.build(topology)
+        DeviceAssignment(_topology(2, 2, 1, 1), cores)
+    with pytest.raises(ValueError, match="`topology` must be"):
+        DeviceAssignment(None, cores)

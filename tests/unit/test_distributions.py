@@ -1,4 +1,4 @@
-"""The source distribution, and the wheel that is made from it."""
+"""The source distribution and the wheel have all that is opened or imported."""
 
 import os
 import pathlib
@@ -38,17 +38,22 @@ print(*sorted(entry_points(group="keras_dist.backends").names))
 """
 
 
-def build(target, source, folder):
-    """Builds in this environment, so that nothing is downloaded."""
-    command = [sys.executable, "-P", "-m", "hatchling", "build"]
+def run(*arguments, **options):
     done = subprocess.run(
-        [*command, "-t", target, "-d", str(folder)],
-        cwd=source,
+        [sys.executable, "-P", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        **options,
     )
     assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def build(target, source, folder):
+    """Builds in this environment, so that nothing is downloaded."""
+    command = ["-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    run(*command, cwd=source)
     (built,) = folder.iterdir()
     return built
 
@@ -108,15 +113,9 @@ def test_each_package_of_the_wheel_is_whole_and_typed(installed):
 
 def test_the_wheel_is_imported_with_its_plugins(installed):
     places = [str(installed), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", FACTS],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    place, versions, plugins = done.stdout.splitlines()[-3:]
+    path = os.pathsep.join(filter(None, places))
+    told = run("-c", FACTS, env=os.environ | {"PYTHONPATH": path})
+    place, versions, plugins = told.splitlines()[-3:]
     assert place == str(installed / "keras_dist" / "__init__.py")
     assert len(set(versions.split())) == 1
     assert plugins == "jax tensorflow torch"

@@ -44,12 +44,3 @@ def test_example(example):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     result = runner.run(example, out=report.append)
     assert not result.failed, "".join(report)
-
-
-def test_the_public_classes_have_examples():
-    names = {example.id for example in EXAMPLES}
-    assert {
-        "keras_dist.strategies.strategy.Strategy.scope",
-        "keras_dist.strategies.mirrored.MirroredStrategy",
-        "keras_dist.strategies.one_device.OneDeviceStrategy",
-    } <= names

@@ -1,4 +1,4 @@
-"""Which axis of a random draw has the rows, and what a replica draws."""
+"""A random draw has rows on an axis that replicas find out together."""
 
 import keras
 import numpy as np
@@ -7,13 +7,13 @@ from keras import ops
 
 from keras_dist.core.rows import RowShard
 from keras_dist.plugin.draws import Rows
-from keras_dist.plugin.draws import draw_by_size
 from keras_dist.plugin.draws import drawn_by
 from keras_dist.plugin.draws import rows_by_size
 from keras_dist.plugin.front_end import HOOKS
 from keras_dist.plugin.places import APART
 from keras_dist.plugin.places import Places
 from keras_dist.verification.draws import drawer_of
+from parity import draws
 
 # The second of three shares of 12 rows.
 SHARE = RowShard(4, 12, 4)
@@ -134,81 +134,26 @@ def test_draws_that_follow_from_values_are_apart(others):
     assert places.axis(0, "layer 'mine'|1", [5, 7], share) == APART
 
 
-def test_one_row_for_each_replica_is_told_by_all_rows_together():
-    places = Places(draws=True, is_open=True)
-    places.begin([2, 1])
-    whole = RowShard(2, 2, 0)
-    assert places.axis(0, "noise", [2, 7], whole) == 0
-    assert places.axis(0, "table", [4, 7], whole) == 0
-    assert not places.compare(places.take_new())
-    places.end()
-    places.begin([1, 1])
-    assert places.axis(0, "noise", [1, 7], RowShard(1, 2, 0)) == 0
-    assert places.axis(0, "table", [4, 7], RowShard(1, 2, 0)) is None
+# Those of which each row draws its own, whatever the number of rows.
+OF_ROWS = sorted(
+    {*draws.DRAWS}
+    - {"one_row", "number", "of_weights", "of_six", "long_columns", "double"}
+    - {"without_a_seed", "dropped_columns", "columns_in_another_order"}
+)
+X = np.random.default_rng(0).uniform(0.2, 0.8, (6, 7)).astype("float32")
 
 
-def _logits(probabilities):
-    both = [probabilities, 1 - probabilities]
-    return ops.log(ops.concatenate(both, -1))
-
-
-DRAWS = {
-    "normal": lambda n, p: keras.random.normal((n, 3), seed=1),
-    "uniform": lambda n, p: keras.random.uniform((n, 3), -1.0, 2.0, seed=1),
-    "integers": lambda n, p: keras.random.randint((n, 3), 0, 9, seed=1),
-    "truncated": lambda n, p: keras.random.truncated_normal((n,), seed=1),
-    "dropout": lambda n, p: keras.random.dropout(ops.ones((n, 8)), 0.5, seed=1),
-    "shared_mask": lambda n, p: keras.random.dropout(
-        ops.ones((n, 2, 8)), 0.5, noise_shape=(None, 1, 8), seed=1
-    ),
-    "classes": lambda n, p: keras.random.categorical(_logits(p), 4, seed=1),
-    "gamma": lambda n, p: keras.random.gamma((n, 3), p, seed=1),
-    "columns": lambda n, p: keras.random.normal((7, n), seed=1),
-    "flat": lambda n, p: keras.random.normal((5 * n,), seed=1),
-}
-PARAMETERS = np.random.default_rng(0).uniform(0.2, 0.8, (6, 3))
-PARAMETERS = PARAMETERS.astype("float32")
-
-
-def _array(value):
-    return ops.convert_to_numpy(value)
-
-
-def _axis(name):
-    return 1 if name == "columns" else 0
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_shares_make_up_the_whole(name):
-    """Whatever draws for one replica: here by the general way."""
-    whole = _array(DRAWS[name](6, ops.convert_to_tensor(PARAMETERS)))
-    parts = []
-    for start, stop in ((0, 2), (2, 4), (4, 6)):
-        share = RowShard(stop - start, 6, start)
-
-        def gather(value, axis):
-            is_logits = value.shape[1] == 6
-            return _logits(PARAMETERS) if is_logits else PARAMETERS
-
-        def draw(made, share=share, gather=gather):
-            return draw_by_size(made, share, gather)
-
-        own = ops.convert_to_tensor(PARAMETERS[start:stop])
-        with HOOKS, drawn_by(draw):
-            parts.append(_array(DRAWS[name](stop - start, own)))
-    joined = np.concatenate(parts, _axis(name))
-    np.testing.assert_allclose(joined, whole, rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", OF_ROWS)
 @pytest.mark.parametrize("index", [[5, 4, 3, 2, 1, 0], [*range(6), *range(6)]])
 def test_rows_in_another_order_draw_what_they_drew(name, index):
+    """As those that `strategy.verify` gives to a model."""
     index = np.asarray(index)
-    whole = _array(DRAWS[name](6, ops.convert_to_tensor(PARAMETERS)))
-    own = ops.convert_to_tensor(PARAMETERS[index])
+
+    def drawn(x):
+        value = draws.DRAWS[name](keras.random, ops.convert_to_tensor(x), 1)
+        return ops.convert_to_numpy(value)
+
+    whole = drawn(X)
     with HOOKS, drawn_by(drawer_of(index)):
-        found = _array(DRAWS[name](len(index), own))
-    if name == "flat":
-        whole, found = whole.reshape(6, 5), found.reshape(len(index), 5)
-    expected = np.take(whole, index, axis=_axis(name))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+        found = drawn(X[index])
+    np.testing.assert_allclose(found, whole[index], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""How far values of workers are apart."""
+"""Values of workers that are apart by more than rounding are an error."""
 
 import keras
 import numpy as np

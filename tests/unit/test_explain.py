@@ -171,18 +171,13 @@ def test_a_replica_without_rows():
     assert "none" in str(explanation)
 
 
-def test_a_small_batch_is_cut_as_the_backend_does():
+def test_batches_that_are_cut_as_the_backend_does():
     explanation = strategy_of(4).explain(np.ones((2, 1)))
     counts = [row.num_rows for row in explanation.rows]
-    if BACKEND == "jax":
-        assert counts == [2, 2, 2, 2]
-        assert "each replica computes all" in explanation.notes[0]
-    else:
-        assert counts == [1, 0, 1, 0]
-        assert not explanation.notes
-
-
-def test_unequal_arrays_are_not_cut():
+    assert counts == ([2] * 4 if BACKEND == "jax" else [1, 0, 1, 0])
+    said = "each replica computes all" in "".join(explanation.notes)
+    assert said == (BACKEND == "jax")
+    # Unequal arrays are not cut.
     batch = {"a": np.ones((3, 2)), "b": np.ones((7, 4))}
     explanation = strategy_of(2).explain(batch)
     first, second = explanation.rows
@@ -221,31 +216,29 @@ def of_generator():
     return (numbered(rows) for rows in (5, 4))
 
 
-def test_data_that_can_be_read_again_is_not_consumed():
-    sequence = Sequence()
-    explanation = strategy_of(2).explain(sequence)
+def test_no_batch_is_consumed_without_saying_so():
+    strategy, sequence = strategy_of(2), Sequence()
+    explanation = strategy.explain(sequence)
     assert told(explanation) == [[1, 2, 3], [4, 5]]
     assert sequence.num_begun == 0
     assert not explanation.notes
-
-
-def test_a_generator_loses_the_batch_and_it_says_so():
     generator = of_generator()
-    explanation = strategy_of(2).explain(generator)
+    explanation = strategy.explain(generator)
     assert explanation.num_rows == 5
     assert "took this batch" in explanation.notes[0]
     assert [len(batch) for batch in generator] == [4]
     with pytest.raises(ValueError, match="no batch left"):
-        strategy_of(2).explain(generator)
-
-
-def test_a_distributed_generator_loses_nothing():
-    strategy = strategy_of(2)
+        strategy.explain(generator)
     dataset = strategy.experimental_distribute_dataset(of_generator())
     for _ in range(2):
         assert strategy.explain(dataset).num_rows == 5
     sizes = [[len(part) for part in parts(each)] for each in dataset]
     assert sizes == [[3, 2], [2, 2]]
+    # A list of batches is a dataset, as for that method.
+    batches = [(np.ones((4, 3)), np.ones(4)), (np.ones((1, 3)), np.ones(1))]
+    explanation = strategy.explain(batches)
+    assert [row.num_rows for row in explanation] == [2, 2]
+    assert explanation.rows[0].shape == ((2, 3), (2,))
 
 
 @installed("tensorflow")
@@ -293,17 +286,13 @@ def test_rows_of_other_workers():
         return strategy.explain(numbered(10)), strategy.explain(dataset)
 
     strategies = strategies_of(2, 2)
+    parts = [[1, 2, 3], [4, 5], [6, 7, 8], [9, 10]]
     for worker, found in enumerate(on_all(strategies, explain)):
+        devices = [None, None, None, None]
+        devices[2 * worker : 2 * worker + 2] = ["cpu:0", "cpu:1"]
         for explanation in found:
-            assert told(explanation) == [
-                [1, 2, 3],
-                [4, 5],
-                [6, 7, 8],
-                [9, 10],
-            ]
+            assert told(explanation) == parts
             assert [row.worker for row in explanation.rows] == [0, 0, 1, 1]
-            devices = [None, None, None, None]
-            devices[2 * worker : 2 * worker + 2] = ["cpu:0", "cpu:1"]
             assert [row.device for row in explanation.rows] == devices
 
 
@@ -313,11 +302,7 @@ def test_rows_of_other_workers():
         ((of_generator(),), {"batch_size": 4}, "with arrays only"),
         ((Sequence(), np.ones(3)), {}, "with arrays only"),
         ((np.ones(3),), {"batch_size": 0}, "at least 1"),
-        (
-            (np.ones(3), np.ones(2)),
-            {"batch_size": 2},
-            "the same number of rows",
-        ),
+        ((np.ones(3), np.ones(2)), {"batch_size": 2}, "same number of rows"),
         ((np.float32(3.0),), {}, "not batched"),
         ((3.5j,), {}, "can't read its data"),
         (([], []), {}, "There is no batch"),
@@ -332,11 +317,3 @@ def test_it_is_for_cross_replica_context():
     strategy = strategy_of(2)
     with pytest.raises(RuntimeError):
         strategy.run(lambda: strategy.explain(np.ones(3)))
-
-
-def test_a_list_of_batches_is_a_dataset():
-    """As `experimental_distribute_dataset` takes it."""
-    batches = [(np.ones((4, 3)), np.ones(4)), (np.ones((1, 3)), np.ones(1))]
-    explanation = strategy_of(2).explain(batches)
-    assert [row.num_rows for row in explanation] == [2, 2]
-    assert explanation.rows[0].shape == ((2, 3), (2,))

@@ -1,9 +1,11 @@
-"""`PreemptionCheckpointHandler` where there is one worker."""
+"""After SIGTERM, one worker saves, ends, and goes on where it was."""
 
+import concurrent.futures
+import contextlib
 import itertools
 import os
+import pathlib
 import signal
-import threading
 import types
 
 import keras
@@ -45,25 +47,20 @@ class Saved:
         self.value = 0.0
 
     def save(self, path):
-        with open(path, "w") as file:
-            file.write(str(self.value))
+        pathlib.Path(path).write_text(str(self.value))
 
     def load(self, path):
-        with open(path) as file:
-            self.value = float(file.read())
+        self.value = float(pathlib.Path(path).read_text())
 
 
 class NumberedSaved(Saved):
     """As a `tf.train.Checkpoint`: it says where it was saved."""
 
-    load = None
+    load, restore = None, Saved.load
 
     def save(self, path):
         super().save(f"{path}-1")
         return f"{path}-1"
-
-    def restore(self, path):
-        Saved.load(self, path)
 
 
 class Manager:
@@ -80,17 +77,33 @@ class Manager:
         return self.checkpoint.save(path)
 
 
+def ends(handler, *call):
+    """Ends the process, as it would without the test."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit) as end:
+        handler.run(*call)
+    assert end.value.code == errors.RESTART_EXIT_CODE
+
+
 EMPTY = [lambda: None, lambda: SimpleClusterResolver(ClusterSpec({}))]
 
 
 @contract("F-1", native=False)
 @pytest.mark.parametrize("resolver", EMPTY)
 def test_calls_are_counted(resolver, tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
     handler = PreemptionCheckpointHandler(resolver(), model_of(), tmp_path)
     for number in range(3):
         assert handler.run(lambda a, b: a + b, number, b=1) == number + 1
+    with pytest.raises(ZeroDivisionError):
+        handler.run(lambda: 1 / 0)
     assert handler.total_run_calls == 3
     assert not os.listdir(tmp_path)
+    # The handler of the signal is given back.
+    assert signal.getsignal(signal.SIGTERM) is not before
+    for _ in range(2):
+        handler.stop_watching()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize("in_scope", [False, True])
@@ -99,10 +112,8 @@ def test_a_model_goes_on_where_it_was(in_scope, tmp_path):
 
     def handled():
         keras.utils.set_random_seed(1)
-        if in_scope:
-            with strategy.scope():
-                model = model_of()
-        else:
+        scope = strategy.scope() if in_scope else contextlib.nullcontext()
+        with scope:
             model = model_of()
         return model, PreemptionCheckpointHandler(None, model, tmp_path)
 
@@ -111,10 +122,7 @@ def test_a_model_goes_on_where_it_was(in_scope, tmp_path):
     expected = [train(unbroken) for _ in range(4)]
     model, handler = handled()
     handler.run(train, model)
-    os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(SystemExit) as end:
-        handler.run(train, model)
-    assert end.value.code == errors.RESTART_EXIT_CODE
+    ends(handler, train, model)
     model, handler = handled()
     assert handler.total_run_calls == 2
     found = [handler.run(train, model) for _ in range(2)]
@@ -140,9 +148,7 @@ def test_checkpoints_and_managers(kind, tmp_path):
         thing, handler = handled()
         assert (thing.value, handler.total_run_calls) == (calls, calls)
         handler.run(add, thing)
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(SystemExit):
-            handler.run(add, thing)
+        ends(handler, add, thing)
 
 
 def test_a_loop_of_its_own(tmp_path):
@@ -195,22 +201,6 @@ def test_a_grace_period_ends_in_a_second_checkpoint(tmp_path, monkeypatch):
     assert saved[1] > 10
 
 
-def test_an_error_is_raised_as_it_is_and_not_counted(tmp_path):
-    handler = PreemptionCheckpointHandler(None, Saved(), tmp_path)
-    with pytest.raises(ZeroDivisionError):
-        handler.run(lambda: 1 / 0)
-    assert handler.total_run_calls == 0
-
-
-def test_sigterm_is_given_back(tmp_path):
-    before = signal.getsignal(signal.SIGTERM)
-    handler = PreemptionCheckpointHandler(None, Saved(), tmp_path)
-    assert signal.getsignal(signal.SIGTERM) is not before
-    handler.stop_watching()
-    handler.stop_watching()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
 @contract("F-5", native=False)
 def test_parameter_servers_are_refused(tmp_path):
     spec = ClusterSpec({"ps": ["a:1"], "worker": ["b:1"]})
@@ -233,15 +223,9 @@ def test_what_can_not_be_saved(thing, folder, message):
 
 
 def test_only_the_main_thread_hears_signals(tmp_path):
-    failures = []
-
-    def make():
-        try:
-            PreemptionCheckpointHandler(None, Saved(), tmp_path)
-        except RuntimeError as error:
-            failures.append(str(error))
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    assert "only in the main thread" in failures[0]
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as pool,
+        pytest.raises(RuntimeError, match="only in the main thread"),
+    ):
+        make = PreemptionCheckpointHandler
+        pool.submit(make, None, Saved(), tmp_path).result()

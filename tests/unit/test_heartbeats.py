@@ -1,4 +1,7 @@
-"""Heartbeats, over a blackboard in memory."""
+"""A lost worker is named with the reason, and none that lives.
+
+The blackboard is in memory.
+"""
 
 import itertools
 import threading
@@ -68,7 +71,8 @@ def test_the_others_are_told_why_a_worker_ends():
     first.stop("ended", patience=0)
 
 
-def test_stopping_leaves_no_thread_in_native_code():
+@pytest.mark.parametrize("answers", [True, False])
+def test_stopping_leaves_no_thread_and_does_not_wait_for_ever(answers):
     """One that comes back when the interpreter has gone would abort it."""
     board = Memory()
     beats = beats_of(0, board)
@@ -78,31 +82,22 @@ def test_stopping_leaves_no_thread_in_native_code():
     board.is_read.clear()
     board.is_read.wait()
     ends = threading.Timer(0.3, board.is_open.set)
-    ends.start()
+    if answers:
+        ends.start()
     beats.stop("ended", patience=0)
-    ends.join()
-    assert set(threading.enumerate()) <= before
-
-
-def test_stopping_does_not_wait_for_ever():
-    board = Memory()
-    beats = beats_of(0, board)
-    beats.start()
-    board.is_open.clear()
-    board.is_read.clear()
-    board.is_read.wait()
-    beats.stop("ended", patience=0)
+    if answers:
+        ends.join()
+        assert set(threading.enumerate()) <= before
     board.is_open.set()
 
 
 def test_the_silent_worker_is_named_and_no_other(monkeypatch):
     beats = beats_of(0, OneOfTwoLives(), num_workers=3)
-
-    def look(count):
-        for _ in range(count):
-            beats._look()
-
-    monkeypatch.setattr(beats, "_wait_for_rounds", look)
+    monkeypatch.setattr(
+        beats,
+        "_wait_for_rounds",
+        lambda count: [beats._look() for _ in range(count)],
+    )
     assert beats.describe_lost() == (
         "worker 2 at 127.0.0.1:3 gives no sign of life"
     )

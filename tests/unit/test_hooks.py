@@ -1,4 +1,4 @@
-"""Attributes of others are replaced by tables, while somebody needs that."""
+"""Attributes of Keras are replaced by tables only, while somebody needs it."""
 
 import ast
 import functools
@@ -118,36 +118,18 @@ def _hooks(number, **options):
     return Hooks(lambda: [row])
 
 
-def test_they_are_in_place_while_one_needs_them():
-    hooks, original = _hooks(1), Base.value
-    with hooks:
-        assert Base().value() == 2
-        with hooks:
-            pass
-        assert Base().value() == 2
-    assert Base.value is original
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_tables_leave_in_any_order(first):
-    tables, original = [_hooks(1), _hooks(10)], Base.value
-    for each in tables:
-        each.__enter__()
-    assert Base().value() == 12
-    tables.pop(first).__exit__()
-    assert Base().value() == (11 if first == 0 else 2)
-    tables.pop().__exit__()
-    assert Base.value is original
-
-
-def test_a_row_of_two_tables_is_there_once():
-    row = Hook(Base, "value", _adding(1), "it is more")
-    one, other = Hooks(lambda: [row]), Hooks(lambda: [row])
-    with one:
-        with other:
-            assert Base().value() == 2
-        assert Base().value() == 2
-    assert Base().value() == 1
+def test_tables_leave_in_any_order():
+    one, other, original = _hooks(1), _hooks(10), Base.value
+    for first, left in ((one, 11), (other, 2)):
+        for each in (one, other):
+            each.__enter__()
+        # Inside, and beside, the same row is there once.
+        with one, Hooks(one.rows):
+            assert Base().value() == 12
+        first.__exit__()
+        assert Base().value() == left
+        (other if first is one else one).__exit__()
+        assert Base.value is original
 
 
 def test_they_stay_with_objects():
@@ -183,27 +165,29 @@ def test_methods_that_override():
     assert "value" not in vars(Inherits)
 
 
-def test_an_attribute_that_is_inherited_is_so_again():
-    class Child(Base):
-        pass
-
-    with Hooks(lambda: [Hook(Child, "value", _adding(1), "it is more")]):
-        assert Child().value() == 2
-    assert "value" not in vars(Child)
-
-
 def test_what_others_put_on_top_stays():
-    hooks, original = _hooks(1), Base.value
+    hooks, other, original = _hooks(1), _hooks(10), Base.value
     with hooks:
         ours = Base.value
-        Base.value = lambda self: 100 * ours(self)
-        theirs = Base.value
+        Base.value = theirs = lambda self: 100 * ours(self)
     assert Base.value is theirs
     with hooks:
         assert Base.value is theirs
         assert Base().value() == 200
+        # A table that comes later is above it.
+        with other:
+            assert Base().value() == 210
+        assert Base.value is theirs
     # They take it off again.
     Base.value = ours
+    with hooks:
+        assert Base().value() == 2
+    assert Base.value is original
+    # And they do so while hooks are there.
+    Base.value = lambda self: 100 * original(self)
+    with hooks:
+        assert Base().value() == 101
+        Base.value = original
     with hooks:
         assert Base().value() == 2
     assert Base.value is original
@@ -219,30 +203,6 @@ def test_what_others_put_on_is_known_however_they_wrap(wrap):
             assert Base.value(Base()) == 2
             assert vars(Base)["value"] is theirs
     Base.value = original
-
-
-def test_what_others_take_off_meanwhile():
-    hooks, original = _hooks(1), Base.value
-    Base.value = lambda self: 100 * original(self)
-    with hooks:
-        assert Base().value() == 101
-        Base.value = original
-    with hooks:
-        assert Base().value() == 2
-    assert Base.value is original
-
-
-def test_a_table_that_comes_after_others_is_on_top():
-    one, other, original = _hooks(1), _hooks(10), Base.value
-    with one:
-        ours = Base.value
-        Base.value = functools.wraps(ours)(lambda self: 100 * ours(self))
-        theirs = Base.value
-        with other:
-            assert Base().value() == 210
-        assert Base.value is theirs
-        Base.value = ours
-    assert Base.value is original
 
 
 def test_a_hook_that_fails_leaves_all_as_it_was():
@@ -268,71 +228,66 @@ def test_a_hook_that_fails_leaves_all_as_it_was():
     assert (Base.value, Own.value) == originals
 
 
-def test_the_first_threads_make_one_table():
-    made, ready = [], threading.Barrier(2)
+def _in_threads(count, work):
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    gc.collect()
+
+
+def test_threads_come_and_go():
+    made, ready, found = [], threading.Barrier(4), []
 
     def table():
         ready.wait(10)
         made.append(None)
         return [Hook(Base, "value", _adding(1), "it is more")]
 
-    hooks, original, found = Hooks(table), Base.value, []
-
-    def work():
-        with hooks:
-            found.append(hooks.rows())
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert len(made) == 2
-    assert found[0] is found[1]
-    assert Base.value is original
-
-
-def test_threads_come_and_go():
-    hooks, original = _hooks(1), Base.value
-    wrong = []
+    hooks, original = Hooks(table), Base.value
 
     def work():
         for _ in range(300):
             with hooks:
-                if Base().value() != 2:
-                    wrong.append(True)
+                found.append((Base().value(), id(hooks.rows())))
                 hooks.stay_with(Base())
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    gc.collect()
-    assert not wrong
+    _in_threads(4, work)
+    # Each of the first ones makes a table, and all use the same one.
+    assert len(made) == 4
+    assert set(found) == {(2, id(hooks.rows()))}
     assert Base.value is original
 
 
-def test_a_function_takes_its_arguments_by_name():
+def test_functions_and_attributes_that_are_inherited():
+    class Child(Base):
+        pass
+
     module = types.ModuleType("module")
     module.double = lambda value: 2 * value
-    hook = as_hook(lambda original, value: original(value) + 1)
-    with Hooks(lambda: [Hook(module, "double", hook, "it is more")]):
+    more = as_hook(lambda original, value: original(value) + 1)
+    rows = [
+        Hook(module, "double", more, "it is more"),
+        Hook(Child, "value", _adding(1), "it is more"),
+    ]
+    with Hooks(lambda: rows):
         assert [module.double(2), module.double(value=2)] == [5, 5]
+        assert Child().value() == 2
+    assert "value" not in vars(Child)
 
 
 def test_warnings_of_a_module_are_seen():
     module = types.ModuleType("module")
-    exec(
-        "import warnings\ndef give(text): warnings.warn(text, stacklevel=2)",
-        vars(module),
+    source = (
+        "import warnings\ndef give(text): warnings.warn(text, stacklevel=2)"
     )
+    exec(source, vars(module))
     see = seen_warnings(lambda text: text == "dropped")
     row = Hook(module, "warnings", see, "it is seen")
     with Hooks(lambda: [row]), pytest.warns(UserWarning) as caught:
         module.give("dropped")
         module.give("kept")
-    assert [(str(w.message), w.filename) for w in caught] == [
-        ("kept", __file__)
-    ]
+    (kept,) = caught
+    assert (str(kept.message), kept.filename) == ("kept", __file__)
     assert module.warnings is warnings

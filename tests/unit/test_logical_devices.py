@@ -1,4 +1,4 @@
-"""Replicas of several logical devices, on backends that have them or not."""
+"""Replicas have logical devices in order, where a backend has them."""
 
 import keras
 import numpy as np
@@ -46,12 +46,6 @@ def test_one_replica_of_all_devices_is_not_one_device(backend):
     assert not plan.is_one_device
 
 
-@pytest.mark.parametrize("wrong", [2, -1, 0.0, None])
-def test_an_absent_one_is_refused(strategy, wrong):
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        strategy.experimental_assign_to_logical_device(1.0, wrong)
-
-
 @pytest.mark.parametrize("wrong", [[1, 1], [2, 2], [1, 3], [2], 2])
 def test_a_split_has_to_fit(strategy, wrong):
     with pytest.raises(ValueError, match="partition_dimensions"):
@@ -64,43 +58,46 @@ def test_a_size_that_is_not_known_yet_is_not_checked(strategy):
     assert split(x, [2, 1]) is x
 
 
-@pytest.mark.parametrize("wrong", [0, -2, 1.5, "2"])
-def test_a_number_that_is_none(backend, wrong):
-    with pytest.raises(ValueError, match=r"`logical_devices`.*at least 1"):
-        keras_dist.MirroredStrategy(logical_devices=wrong)
-
-
-def test_devices_that_are_not_divided(backend):
-    with pytest.raises(
-        keras_dist.DeviceError, match=r"logical_devices=3 and 4 device\(s\)"
-    ):
-        keras_dist.MirroredStrategy(logical_devices=3)
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        *(
+            ({"logical_devices": n}, ValueError, "`logical_devices`.*at least")
+            for n in (0, -2, 1.5, "2")
+        ),
+        (
+            {"logical_devices": 3},
+            keras_dist.DeviceError,
+            r"logical_devices=3 and 4 device\(s\)",
+        ),
+        ({"layout_map": LAYOUTS}, ValueError, "`logical_devices=n` too"),
+        (
+            {
+                "cross_device_ops": keras_dist.ReductionToOneDevice(),
+                "logical_devices": 2,
+            },
+            ValueError,
+            "No CrossDeviceOps does this",
+        ),
+    ],
+)
+def test_options_that_can_not_be(backend, options, kind, says):
+    with pytest.raises(kind, match=says):
+        keras_dist.MirroredStrategy(**options)
+    if "cross_device_ops" not in options and kind is ValueError:
+        with pytest.raises(kind, match=says):
+            keras_dist.MultiWorkerMirroredStrategy(object(), **options)
 
 
 def test_one_worker_of_a_strategy_for_several(backend):
-    make = keras_dist.MultiWorkerMirroredStrategy
-    strategy = make(logical_devices=2, layout_map=LAYOUTS)
+    strategy = keras_dist.MultiWorkerMirroredStrategy(
+        logical_devices=2, layout_map=LAYOUTS
+    )
     assert strategy.plan.replicas == (tuple(CPUS[:2]), tuple(CPUS[2:]))
-    with pytest.raises(ValueError, match=r"`logical_devices`.*at least 1"):
-        make(object(), logical_devices=0)
-    with pytest.raises(ValueError, match="Expected: `logical_devices=n` too"):
-        make(object(), layout_map=LAYOUTS)
-
-
-def test_a_map_needs_logical_devices(backend):
-    with pytest.raises(ValueError, match="Expected: `logical_devices=n` too"):
-        keras_dist.MirroredStrategy(layout_map=LAYOUTS)
-    assert keras_dist.MirroredStrategy(
+    strategy = keras_dist.MirroredStrategy(
         logical_devices=1, layout_map=LAYOUTS
-    ).plan.replicas == tuple((device,) for device in CPUS)
-
-
-def test_no_cross_device_ops_combine_their_values(backend):
-    with pytest.raises(ValueError, match="No CrossDeviceOps does this"):
-        keras_dist.MirroredStrategy(
-            cross_device_ops=keras_dist.ReductionToOneDevice(),
-            logical_devices=2,
-        )
+    )
+    assert strategy.plan.replicas == tuple((device,) for device in CPUS)
 
 
 @pytest.mark.only_on("tensorflow", "torch", reason="JAX has them.")

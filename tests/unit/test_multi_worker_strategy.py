@@ -1,4 +1,4 @@
-"""`MultiWorkerMirroredStrategy` where there is only one worker."""
+"""`MultiWorkerMirroredStrategy` works where there is only one worker."""
 
 import json
 
@@ -44,18 +44,14 @@ def test_it_works_alone(name, monkeypatch):
 
 
 @contract(222, native=False)
-def test_the_older_spelling():
+def test_what_it_takes():
+    make = keras_dist.MultiWorkerMirroredStrategy
     options = keras_dist.experimental.CommunicationImplementation.RING
+    # The older spelling.
     with pytest.warns(DeprecationWarning, match="MultiWorkerMirroredStrategy"):
         strategy = keras_dist.experimental.MultiWorkerMirroredStrategy(options)
-    assert isinstance(strategy, keras_dist.MultiWorkerMirroredStrategy)
-
-
-def test_what_is_no_resolver_is_refused():
+    assert isinstance(strategy, make)
     with pytest.raises(TypeError, match="cluster_resolver.*'a:9000'"):
-        keras_dist.MultiWorkerMirroredStrategy("a:9000")
-
-
-def test_what_are_no_options_is_refused():
+        make("a:9000")
     with pytest.raises(TypeError, match="communication_options"):
-        keras_dist.MultiWorkerMirroredStrategy(communication_options="RING")
+        make(communication_options="RING")

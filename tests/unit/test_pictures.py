@@ -1,4 +1,4 @@
-"""What `.plot()` draws of an explanation and of a summary."""
+"""`.plot()` draws the rows of replicas, and the bytes of devices."""
 
 import sys
 
@@ -16,20 +16,18 @@ from keras_dist.planning import pictures
 from keras_dist.tools.counting import VariableRow
 from keras_dist.tools.summary import Summary
 
+PURPLE, BLUE, ORANGE = (
+    color.lower() for color in (pictures.PURPLE, pictures.BLUE, pictures.ORANGE)
+)
 ON = tuple(f"cpu:{index}" for index in range(4))
 
 
 def bars(axes, color):
     """The bars of a colour: their line, where they begin, how long they are."""
-    return [
-        (
-            round(bar.get_y() + bar.get_height() / 2),
-            bar.get_x(),
-            bar.get_width(),
-        )
-        for bar in axes.patches
-        if to_hex(bar.get_facecolor()) == color.lower()
-    ]
+    found = [p for p in axes.patches if to_hex(p.get_facecolor()) == color]
+    lines = [round(bar.get_y() + bar.get_height() / 2) for bar in found]
+    widths = [(bar.get_x(), bar.get_width()) for bar in found]
+    return [(line, *each) for line, each in zip(lines, widths, strict=True)]
 
 
 def names(axes):
@@ -56,28 +54,27 @@ def test_each_replica_has_a_line_with_its_rows():
     (axes,) = figure.axes
     assert isinstance(figure, Figure)
     assert names(axes) == [f"replica {i}, cpu:{i}" for i in range(4)]
-    assert bars(axes, pictures.PURPLE) == [
+    assert bars(axes, PURPLE) == [
         (row.replica, row.first, row.num_rows) for row in explanation
     ]
     assert texts(axes) == ["3 rows", "2 rows", "3 rows", "2 rows"]
-    assert [each.get_text() for each in axes.get_xticklabels()] == [
-        str(number) for number in range(10)
-    ]
+    ticks = [each.get_text() for each in axes.get_xticklabels()]
+    assert ticks == [*map(str, range(10))]
     assert figure.legends == []
+    # What a notebook shows, without pyplot.
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
-def test_long_batches_have_the_first_and_the_last_row_on_each_part():
+def test_long_short_and_empty_batches():
     axes = strategy_of(4).explain(np.ones((100, 2))).plot().axes[0]
     assert texts(axes)[:2] == ["0 to 24", "25 to 49"]
     assert len(axes.collections) == 0  # no borders
-
-
-def test_a_replica_without_rows_has_a_line_without_a_part():
     axes = strategy_of(4).explain([(np.ones((2, 2)),)]).plot().axes[0]
     assert len(names(axes)) == 4
-    held = [row for row, _, _ in bars(axes, pictures.PURPLE)]
-    assert len(held) == 2
+    assert len(bars(axes, PURPLE)) == 2
     assert texts(axes).count("0 rows") == 2
+    rows = (ReplicaRows(0, 0, "cpu:0", range(0), None),)
+    assert texts(Explanation("", "fit", rows, 0).plot().axes[0]) == ["0 rows"]
 
 
 def test_workers_have_names_and_colors():
@@ -87,18 +84,11 @@ def test_workers_have_names_and_colors():
     )
     axes = Explanation("<strategy>", "fit", rows, 7).plot().axes[0]
     assert names(axes) == [
-        "worker 0, replica 0",
-        "worker 0, replica 1",
-        "worker 1, replica 2, cpu:0",
-        "worker 1, replica 3, cpu:1",
+        *("worker 0, replica 0", "worker 0, replica 1"),
+        *("worker 1, replica 2, cpu:0", "worker 1, replica 3, cpu:1"),
     ]
-    assert [line for line, _, _ in bars(axes, pictures.PURPLE)] == [0, 1]
-    assert bars(axes, pictures.BROWN) == [(2, 5, 2)]
-
-
-def test_an_empty_batch_can_be_drawn():
-    rows = (ReplicaRows(0, 0, "cpu:0", range(0), None),)
-    assert texts(Explanation("", "fit", rows, 0).plot().axes[0]) == ["0 rows"]
+    assert [line for line, _, _ in bars(axes, PURPLE)] == [0, 1]
+    assert bars(axes, pictures.BROWN.lower()) == [(2, 5, 2)]
 
 
 def test_of_many_replicas_some_have_names():
@@ -106,7 +96,7 @@ def test_of_many_replicas_some_have_names():
         ReplicaRows(0, i, f"gpu:{i}", range(i, i + 1), None) for i in range(100)
     )
     figure = Explanation("", "fit", rows, 100).plot()
-    assert len(bars(figure.axes[0], pictures.PURPLE)) == 100
+    assert len(bars(figure.axes[0], PURPLE)) == 100
     assert names(figure.axes[0])[:2] == ["replica 0, gpu:0", "replica 3, gpu:3"]
     assert len(names(figure.axes[0])) == 34
     assert figure.get_size_inches()[1] <= 14
@@ -121,14 +111,12 @@ def test_copies_are_whole_on_each_device():
     (axes,) = figure.axes
     assert axes.get_title(loc="left") == "What each device keeps of 'net'"
     assert names(axes) == list(ON)
-    assert bars(axes, pictures.BLUE) == [(i, 0, 400) for i in range(4)]
-    assert bars(axes, pictures.ORANGE) == [(i, 400, 800) for i in range(4)]
+    assert bars(axes, BLUE) == [(i, 0, 400) for i in range(4)]
+    assert bars(axes, ORANGE) == [(i, 400, 800) for i in range(4)]
     assert texts(axes) == ["1.2 kB"] * 4
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "weights",
-        "optimizer's state",
-    ]
+    shown = [text.get_text() for text in legend.get_texts()]
+    assert shown == ["weights", "optimizer's state"]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +136,7 @@ def test_parts_follow_each_other(num_bytes, part, expected):
         row_of("trainable", num_bytes, "sharded", parts),
         row_of("trainable", 40, "mirrored", copies),
     )
-    drawn = bars(found.plot().axes[0], pictures.BLUE)
+    drawn = bars(found.plot().axes[0], BLUE)
     moved = [(line, 40 + start, length) for line, start, length in expected]
     assert sorted(drawn) == sorted([*moved, *((i, 0, 40) for i in range(4))])
 
@@ -159,8 +147,8 @@ def test_central_variables_are_on_their_device_only():
         row_of("optimizer", 800, "central", (("cpu:3", 800),)),
     )
     axes = found.plot().axes[0]
-    assert bars(axes, pictures.BLUE) == [(2, 0, 400)]
-    assert bars(axes, pictures.ORANGE) == [(3, 400, 800)]
+    assert bars(axes, BLUE) == [(2, 0, 400)]
+    assert bars(axes, ORANGE) == [(3, 400, 800)]
     assert texts(axes) == ["0 B", "0 B", "400 B", "800 B"]
 
 
@@ -171,7 +159,7 @@ def test_a_small_group_is_not_in_the_legend():
         on=("cpu:0",),
     )
     axes = found.plot().axes[0]
-    assert bars(axes, pictures.GRAY) == [(0, 4000, 8)]
+    assert bars(axes, pictures.GRAY.lower()) == [(0, 4000, 8)]
     assert axes.get_legend_handles_labels()[1] == ["weights"]
 
 
@@ -193,8 +181,8 @@ def test_a_sharded_optimizer_state_is_drawn_in_parts():
     found = built(strategy)
     axes = found.plot().axes[0]
     kernel = 64 * 64 * 4
-    assert [bar[1:] for bar in bars(axes, pictures.BLUE)] == [(0, kernel)] * 2
-    large = [bar for bar in bars(axes, pictures.ORANGE) if bar[2] > 100]
+    assert [bar[1:] for bar in bars(axes, BLUE)] == [(0, kernel)] * 2
+    large = [bar for bar in bars(axes, ORANGE) if bar[2] > 100]
     first, second = large
     assert first[2] == second[2] == kernel
     assert second[1] == first[1] + kernel
@@ -210,15 +198,8 @@ def test_given_axes_get_neither_a_title_nor_a_legend():
         assert axes.get_title() == axes.get_title(loc="left") == ""
         assert axes.get_legend() is None
     assert figure.legends == []
-    assert right.get_legend_handles_labels()[1] == [
-        "weights",
-        "optimizer's state",
-    ]
-
-
-def test_notebooks_show_the_figure_and_pyplot_is_not_needed():
-    figure = strategy_of(2).explain(np.ones((4, 1))).plot()
-    assert figure._repr_png_().startswith(b"\x89PNG")
+    labels = right.get_legend_handles_labels()[1]
+    assert labels == ["weights", "optimizer's state"]
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):

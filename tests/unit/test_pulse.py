@@ -1,4 +1,4 @@
-"""A process beside a worker tells whether the worker runs."""
+"""A process beside a worker tells whether the worker runs, and ends with it."""
 
 import os
 import signal
@@ -68,20 +68,17 @@ def test_a_process_runs_or_is_stopped_or_killed(monkeypatch):
             os.kill(child, signal.SIGKILL)
 
 
-def test_closing_leaves_no_process():
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_closing_leaves_no_process(is_forked):
     own = Pulse(listen("127.0.0.1:0"))
-    process, address = own._process.pid, split(own.address)
+    process, address = own._process, split(own.address)
     assert has_pulse(*address)
-    own.close()
-    assert not has_pulse(*address)
-    assert not is_there(process)
-
-
-def test_closing_does_not_wait_for_children_of_the_process():
-    own = Pulse(listen("127.0.0.1:0"))
-    kept = os.dup(own._process.stdin.fileno())  # as a forked child has
+    # A forked child keeps it open.
+    kept = os.dup(process.stdin.fileno()) if is_forked else None
     try:
         own.close()
     finally:
-        os.close(kept)
-    assert not is_there(own._process.pid)
+        if is_forked:
+            os.close(kept)
+    assert not has_pulse(*address)
+    assert not is_there(process.pid)

@@ -1,7 +1,9 @@
-"""The roll call: who is admitted, who is refused, and what each is told."""
+"""Workers of one job find each other, and others are refused by name."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import socket
@@ -91,15 +93,6 @@ def finish(thread, callers):
     assert not thread.is_alive()
 
 
-def test_workers_hear_who_is_there(roll):
-    thread, answer = roll
-    second = answer(said(1))
-    assert second.hears("present") == [1]
-    first = answer(said(0))
-    assert first.hears("present") == [0, 1]
-    finish(thread, [first, second])
-
-
 def test_a_worker_of_another_job_is_refused_and_the_others_go_on(roll):
     thread, answer = roll
     second = answer(said(1))
@@ -111,7 +104,9 @@ def test_a_worker_of_another_job_is_refused_and_the_others_go_on(roll):
     assert "keras-dist run" in reason
     (stranger,) = second.hears("turned_away")
     assert stranger == "worker 0 of 'job 8', process 5 on n1"
-    finish(thread, [answer(said(0)), second])
+    first = answer(said(0))
+    assert first.hears("present") == [0, 1]
+    finish(thread, [first, second])
 
 
 @pytest.mark.parametrize("says", [b"0 2\n", b"GET / HTTP", b"[]\n", b"{}\n"])
@@ -167,22 +162,10 @@ def cluster(index, job="job 7", number=2, address=None):
 
 def in_thread(fn, *args):
     """Calls a function in a thread; returns a wait for what it raised."""
-    raised = []
-
-    def call():
-        try:
-            fn(*args)
-        except Exception as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-
-    def wait():
-        thread.join(timeout=LIMIT)
-        return raised[0] if raised else None
-
-    return wait
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    future = pool.submit(fn, *args)
+    pool.shutdown(wait=False)
+    return functools.partial(future.exception, timeout=LIMIT)
 
 
 def test_workers_meet_at_the_chief():
@@ -195,18 +178,6 @@ def test_workers_meet_at_the_chief():
         # The address is free again at once, as the framework's service needs.
         listener.close()
         listen(chief.leader, patience=0).close()
-
-
-def test_both_sides_learn_of_another_backend(monkeypatch):
-    chief = cluster(0)
-    other = dataclasses.replace(chief, index=1)
-    facts = dataclasses.replace(facts_of(other), backend="another")
-    with listen(chief.leader) as listener, calling_roll(listener, facts):
-        waits = [in_thread(answer_roll, w, LIMIT) for w in (chief, other)]
-        told = [str(wait()) for wait in waits]
-    own = facts_of(chief).backend
-    assert any(f"Received: backend='{own}'" in text for text in told)
-    assert any("Expected: backend='another'" in text for text in told)
 
 
 def test_who_never_came_and_who_was_turned_away():

@@ -1,4 +1,4 @@
-"""How `.ci/run` divides the tests: what each run sees, and who runs what."""
+"""Each run of CI sees its own framework, and every test is in some run."""
 
 import importlib.metadata
 import importlib.util
@@ -63,28 +63,21 @@ def test_what_an_extra_requires_is_not_hidden():
 
 
 def test_every_folder_is_in_one_run_of_each_backend():
-    tests = {str(path) for path in runs.TESTS.glob("*/test_*.py")}
-    tests |= {str(path) for path in runs.TESTS.glob("*/*/test_*.py")}
+    tests = {str(path) for path in runs.TESTS.glob("*/**/test_*.py")}
+    # One environment of all backends has the first of these folders, and the
+    # compilers' environment the second.
+    others = {p for p in tests if "/cross/" in p or "/compiled/" in p}
     for backend in BACKENDS:
-        found = []
-        for run in runs.RUNS:
-            if run.backend == backend and run.extras == ("test",):
-                is_again = run.keras or run.variables
-                found += [] if is_again else _files(run, tests)
-        # One environment of all backends has the first of these folders, and
-        # the compilers' environment the second.
-        others = [
-            path for path in tests if "/cross/" in path or "/compiled/" in path
+        found = [
+            path
+            for run in runs.RUNS
+            if run.backend == backend
+            and run.extras == ("test",)
+            # The others are again.
+            and not (run.keras or run.variables)
+            for path in _files(run, tests)
         ]
-        assert sorted(found + others) == sorted(tests)
-
-
-def test_one_run_is_on_the_fourth_backend(tmp_path):
-    (run,) = [run for run in runs.RUNS if run.name == "torch-fourth"]
-    environment = run.environment(tmp_path)
-    assert environment["KERAS_DIST_FOURTH"] == "1"
-    assert environment["KERAS_BACKEND"] == "torch"
-    assert run.command[-1] == str(runs.TESTS / "conformance")
+        assert sorted([*found, *others]) == sorted(tests)
 
 
 def _files(run, tests):
@@ -134,9 +127,8 @@ def test_an_interrupt_ends_what_runs(tmp_path):
                 time.sleep(0.01)
             raise KeyboardInterrupt
 
-    runs = [Interrupted("one", ""), _Run("slow", line), _Run("later", line)]
     with pytest.raises(KeyboardInterrupt):
-        run_all(runs, 2)
+        run_all([Interrupted("one", ""), _Run("slow", line)], 2)
 
 
 @pytest.mark.parametrize(

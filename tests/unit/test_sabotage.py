@@ -38,15 +38,11 @@ def test_there_are_enough():
     assert max(counts.values()) == 1, counts.most_common(3)
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_each_place_has_one(place):
-    folder = pathlib.PurePath(place)
-    assert any(folder in pathlib.PurePath(p.file).parents for p in PATCHES)
-
-
-@pytest.mark.parametrize("backend", patch.BACKENDS)
-def test_each_backend_has_some(backend):
-    assert sum(backend in each.backends for each in PATCHES) >= 3
+def test_each_place_has_one_and_each_backend_some():
+    parents = [p for each in PATCHES for p in pathlib.Path(each.file).parents]
+    assert {*PLACES} <= {*map(str, parents)}
+    for backend in patch.BACKENDS:
+        assert sum(backend in each.backends for each in PATCHES) >= 3
 
 
 @pytest.mark.parametrize("each", PATCHES, ids=lambda each: each.name)

@@ -1,4 +1,4 @@
-"""Older ways to run steps: iterators of functions, and several steps."""
+"""What is left of `tf.distribute`'s first interface does what it did."""
 
 import itertools
 
@@ -8,14 +8,55 @@ import pytest
 from keras import ops
 
 import keras_dist
+from conformance.contract import contract
+from errors.helpers import KINDS
+from errors.helpers import each_kind
 
-KINDS = {
-    "mirrored": lambda: keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "one": lambda: keras_dist.OneDeviceStrategy("cpu:0"),
-    "central": lambda: keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"]),
-    "default": keras_dist.get_strategy,
-}
-each_kind = pytest.mark.parametrize("kind", KINDS)
+
+def _rows(strategy, value):
+    parts = strategy.unwrap(value)
+    return [float(row) for each in parts for row in ops.convert_to_numpy(each)]
+
+
+@contract(194, native=False)
+@each_kind
+def test_an_iterator_starts_again(kind):
+    strategy = KINDS[kind]()
+    batches = [np.arange(4.0), np.arange(4.0, 6.0)]
+    iterator = strategy.make_dataset_iterator(batches)
+    assert iterator.initialize() == []
+    assert _rows(strategy, iterator.get_next()) == [0.0, 1.0, 2.0, 3.0]
+    assert iterator.initializer == []
+    with pytest.warns(DeprecationWarning, match="`run`"):
+        result = strategy.experimental_run(lambda rows: rows * 2, iterator)
+    assert _rows(strategy, result) == [0.0, 2.0, 4.0, 6.0]
+    assert _rows(strategy, iterator.get_next()) == [4.0, 5.0]
+    with pytest.raises(keras_dist.OutOfRangeError, match="initialize"):
+        iterator.get_next()
+    with pytest.warns(DeprecationWarning, match="`run`"):
+        assert strategy.experimental_run(lambda: None) is None
+
+
+@each_kind
+def test_what_sessions_needed_is_accepted_and_other_modes_are_not(kind):
+    strategy, config = KINDS[kind](), {"threads": 1}
+    copied = strategy.update_config_proto(config)
+    assert copied == config
+    assert copied is not config
+    assert strategy.configure(session_config=config) is None
+    assert strategy.group([1.0]) is None
+    mode = keras_dist.InputReplicationMode.PER_REPLICA
+    with pytest.raises(ValueError, match="not supported.*PER_REPLICA"):
+        strategy.make_input_fn_iterator(lambda _: [], mode)
+
+
+def test_both_generations_are_strategies():
+    v1 = keras_dist.compat.v1
+    old = v1.MirroredStrategy(["cpu:0", "cpu:1"])
+    assert isinstance(old, v1.Strategy)
+    assert isinstance(old, keras_dist.Strategy)
+    assert repr(old) == "<MirroredStrategy on cpu:0, cpu:1>"
+    assert v1.get_loss_reduction() is keras_dist.ReduceOp.SUM
 
 
 @each_kind
@@ -36,9 +77,7 @@ def test_an_input_function_may_return_a_function(kind):
     iterator.initialize()
     seen = []
     for _ in range(4 // strategy.num_replicas_in_sync):
-        element = iterator.get_next()
-        for part in strategy.experimental_local_results(element):
-            seen.append(float(ops.convert_to_numpy(part)[0]))
+        seen += _rows(strategy, iterator.get_next())
     assert seen == [0.0, 1.0, 2.0, 3.0]
     with pytest.raises(keras_dist.OutOfRangeError):
         iterator.get_next()
@@ -93,12 +132,7 @@ def test_a_dataset_of_arrays_is_shuffled_and_mapped(kind):
     )
     shuffled = rows.repeat(2).shuffle(16, seed=1).map(lambda x: 10 * x)
     data = strategy.experimental_distribute_dataset(shuffled.batch(4))
-    seen = [
-        float(row)
-        for element in data
-        for part in strategy.experimental_local_results(element)
-        for row in np.asarray(ops.convert_to_numpy(part))
-    ]
+    seen = [row for element in data for row in _rows(strategy, element)]
     assert sorted(seen) == sorted([10.0 * i for i in range(8)] * 2)
     assert seen != sorted(seen)
     batched = rows.batch(4, drop_remainder=True).prefetch(1)

@@ -1,4 +1,4 @@
-"""Where variables rest, and the class that they have there."""
+"""A variable keeps its class and its home through training and programs."""
 
 import keras
 import numpy as np

@@ -1,4 +1,7 @@
-"""What keeps workers together around `fit`, with workers that are made up."""
+"""Workers train and save as one, and a resumed run is the unbroken one.
+
+The other workers are made up.
+"""
 
 import contextlib
 import json
@@ -94,13 +97,9 @@ def data():
 
 def model_of():
     keras.utils.set_random_seed(3)
+    dense, dropout = keras.layers.Dense, keras.layers.Dropout
     model = keras.Sequential(
-        [
-            keras.Input((3,)),
-            keras.layers.Dense(5),
-            keras.layers.Dropout(0.3, seed=7),
-            keras.layers.Dense(1),
-        ]
+        [keras.Input((3,)), dense(5), dropout(0.3, seed=7), dense(1)]
     )
     model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
     return model
@@ -220,9 +219,8 @@ def test_a_resumed_run_is_the_unbroken_one(
     every = [(epoch, batch) for epoch in (1, 2) for batch in range(3)]
     assert listener.heard == [each for each in every if each >= first]
     whole = len(found["loss"])
-    np.testing.assert_allclose(
-        found["loss"], expected["loss"][-whole:], rtol=1e-5
-    )
+    left = expected["loss"][-whole:]
+    np.testing.assert_allclose(found["loss"], left, rtol=1e-5)
     assert not (tmp_path / "backup").exists()
 
 
@@ -253,20 +251,19 @@ def test_an_error_while_steps_are_skipped_leaves_nothing_behind(tmp_path):
     # Each framework has an error of its own for failing data.
     with pytest.raises(Exception, match="the disk is gone"):
         trained(listener)
-    assert not {"on_train_batch_begin", "on_train_batch_end"} & {
-        *vars(listener)
+    assert not {*vars(listener)} & {
+        *("on_train_batch_begin", "on_train_batch_end")
     }
     assert model._initial_epoch is None
 
 
 def test_a_second_fit_begins_at_the_beginning(tmp_path):
-    model, workers = model_of(), MadeUp()
-    options = KINDS["arrays"]() | {"epochs": 2}
-    backup = callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)
-    fit(model, workers, **options, callbacks=[backup])
-    backup = callbacks.BackupAndRestore(tmp_path)
-    assert not fit(model, workers, **options, callbacks=[backup]).epoch
-    assert fit(model, workers, **options).epoch == [0, 1]
+    model, options = model_of(), KINDS["arrays"]() | {"epochs": 2}
+    for deletes, epochs in ((False, [0, 1]), (True, [])):
+        backup = callbacks.BackupAndRestore(tmp_path, delete_checkpoint=deletes)
+        found = fit(model, MadeUp(), **options, callbacks=[backup])
+        assert found.epoch == epochs
+    assert fit(model, MadeUp(), **options).epoch == [0, 1]
 
 
 def test_keras_reads_our_backups_and_we_read_those_of_keras(tmp_path):
@@ -324,41 +321,23 @@ def _values_in(group):
 
 def test_files_are_on_the_disk_before_they_take_a_place(tmp_path, monkeypatch):
     done = []
-    fsync, replace = os.fsync, os.replace
 
-    def recorded_fsync(descriptor):
+    def fsync(descriptor):
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
         done.append("folder" if is_folder else "file")
-        fsync(descriptor)
 
-    def recorded_replace(*paths):
+    def replace(*paths):
         done.append("replace")
-        replace(*paths)
+        os.rename(*paths)
 
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(os, "replace", recorded_replace)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
     with (
         written_beside(str(tmp_path / "file")) as beside,
         open(beside, "w") as file,
     ):
         file.write("text")
     assert done == ["file", "replace", "folder"]
-
-
-def test_what_is_torn_never_takes_the_place_of_what_is_whole(tmp_path):
-    path = str(tmp_path / "file")
-    with written_beside(path) as beside, open(beside, "w") as file:
-        file.write("old")
-
-    def fail():
-        with written_beside(path) as beside, open(beside, "w") as file:
-            file.write("ne")
-            raise OSError("the disk is full")
-
-    with pytest.raises(OSError, match="full"):
-        fail()
-    assert os.listdir(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_a_save_that_fails_leaves_the_model_from_before(tmp_path):
@@ -384,14 +363,12 @@ def test_a_save_that_fails_leaves_the_model_from_before(tmp_path):
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_other_workers_save_nothing(tmp_path):
+def test_one_worker_saves(tmp_path):
     other = MadeUp(1)
     save(model_of(), "save", other, tmp_path / "a.keras")
     save(model_of(), "export", other, filepath=tmp_path / "exported")
     assert not os.listdir(tmp_path)
-
-
-def test_files_in_pieces_are_written_as_keras_does(tmp_path):
+    # In pieces, as Keras does.
     path = tmp_path / "pieces.weights.json"
     save(model_of(), "save_weights", MadeUp(), path, max_shard_size=1)
     assert path.name in os.listdir(tmp_path)
@@ -430,7 +407,7 @@ def test_a_checkpoint_that_every_worker_would_write_is_refused(monkeypatch):
         flat_callbacks([Orbax()])
 
 
-def test_rows_and_batches():
+def test_what_a_call_is_compared_by():
     x, y = data()
     assert rows_of(x) == rows_of({"a": x}) == rows_of([x, y]) == ROWS
     assert rows_of(None) is rows_of(Batches()) is None
@@ -440,23 +417,16 @@ def test_rows_and_batches():
     class Endless(keras.utils.PyDataset):
         num_batches = None
 
-    class Unknown(keras.utils.PyDataset):
-        pass
-
-    assert batches_of(Endless()) is batches_of(Unknown()) is None
-
-
-def test_what_a_call_is_compared_by():
-    x, y = data()
+    assert batches_of(Endless()) is None
+    assert batches_of(keras.utils.PyDataset()) is None
     fitted = described("fit", {"x": x, "y": y, "validation_data": (x, y)})
     assert fitted["rows of the validation data"] == str(ROWS)
     assert fitted["shuffle"] == described("fit", {"shuffle": 1})["shuffle"]
     assert described("fit", {"shuffle": "batch"})["shuffle"] == "batch"
     assert described("fit", {"epochs": np.int64(3)})["epochs"] == "3"
     for nothing in (None, 0):
-        assert described("fit", {"initial_epoch": nothing}) == described(
-            "fit", {}
-        )
+        told = described("fit", {"initial_epoch": nothing})
+        assert told == described("fit", {})
 
 
 def test_workers_that_are_alike_learn_each_others_numbers():
@@ -480,18 +450,8 @@ def test_a_difference_is_told_with_both_texts(theirs, told):
         compare({"a": "1", "epochs": "3"}, workers, "`fit`")
 
 
-def test_equal_random_states_are_left_alone():
-    keras.utils.set_random_seed(4)
-    expected = random.random(), np.random.random()
-    keras.utils.set_random_seed(4)
-    workers = MadeUp(others=lambda own: [own])
-    randomness.share_random_state(get_backend(), workers)
-    assert (random.random(), np.random.random()) == expected
-    assert workers.broadcasts == 0
-
-
 @pytest.mark.parametrize("chief_has_drawn", [False, True])
-def test_other_random_states_become_the_chiefs(chief_has_drawn):
+def test_random_states_become_the_chiefs(chief_has_drawn):
     backend = get_backend()
 
     def draw():
@@ -502,6 +462,10 @@ def test_other_random_states_become_the_chiefs(chief_has_drawn):
     if chief_has_drawn:
         draw()
     chiefs = randomness.random_state(backend)
+    # Equal ones are left alone.
+    workers = MadeUp(others=lambda own: [own])
+    randomness.share_random_state(backend, workers)
+    assert workers.broadcasts == 0
     expected = draw()
     assert draw() != expected
     workers = MadeUp(1, lambda own: [[1] * len(own)], texts=[chiefs])
@@ -523,11 +487,8 @@ def test_decisions_are_those_of_any_worker_and_rates_the_chiefs():
     assert model.stop_training
     rate = keras.ops.convert_to_numpy(model.optimizer.learning_rate)
     assert rate == np.float32(0.25)
-
-
-def test_schedules_are_not_compared():
+    # Schedules are not compared.
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.SGD(schedule), "mse")
     model.stop_training = False
     sync = SyncCallback(MadeUp(0, lambda own: [[0] * len(own)]), True)

@@ -1,4 +1,4 @@
-"""`TPUStrategy`: which cores it computes on, and what it refuses."""
+"""`TPUStrategy` computes on the cores that hosts have, and names others."""
 
 import keras
 import numpy as np
@@ -49,7 +49,6 @@ def backend(request, monkeypatch):
 
 one_host = pytest.mark.parametrize("backend", [PLACES[:1]], indirect=True)
 two_hosts = pytest.mark.parametrize("backend", [PLACES], indirect=True)
-no_hosts = pytest.mark.parametrize("backend", [[]], indirect=True)
 
 
 def resolver(index=0):
@@ -97,47 +96,40 @@ def test_the_cores_of_all_hosts(backend):
     assert backend.joined == [strategy.plan.cluster] * 2
 
 
-@two_hosts
-def test_hosts_that_variables_name(backend, monkeypatch):
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
-    monkeypatch.setenv("TPU_WORKER_ID", "1")
-    strategy = keras_dist.TPUStrategy()
-    assert strategy.plan.cluster.addresses == ("a:8482", "b:8482")
-    assert strategy.plan.cluster.index == 1
+HOSTS = {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}
+LAUNCHED = {"KERAS_DIST_WORKERS": "c:1,d:1", "KERAS_DIST_WORKER_INDEX": "1"}
 
 
 @two_hosts
-def test_hosts_that_a_launcher_names(backend, monkeypatch):
-    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b")
-    monkeypatch.setenv("KERAS_DIST_WORKERS", "c:1,d:1")
-    monkeypatch.setenv("KERAS_DIST_WORKER_INDEX", "0")
-    strategy = keras_dist.TPUStrategy()
-    assert strategy.plan.cluster.addresses == ("c:1", "d:1")
+@pytest.mark.parametrize(
+    ("variables", "name", "addresses"),
+    [
+        (HOSTS, None, ("a:8482", "b:8482")),
+        # The launcher comes first.
+        (HOSTS | LAUNCHED, None, ("c:1", "d:1")),
+        ({"TPU_WORKER_ID": "1"}, "grpc://a:1,grpc://b:1", ("a:1", "b:1")),
+    ],
+    ids=["variables", "launcher", "resolver"],
+)
+def test_what_names_hosts(backend, monkeypatch, variables, name, addresses):
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    made = name and keras_dist.cluster_resolver.TPUClusterResolver(name)
+    cluster = keras_dist.TPUStrategy(made).plan.cluster
+    assert (cluster.addresses, cluster.index) == (addresses, 1)
 
 
-@two_hosts
-def test_hosts_that_a_resolver_names(backend, monkeypatch):
-    monkeypatch.setenv("TPU_WORKER_ID", "1")
-    name = "grpc://a:1,grpc://b:1"
-    strategy = keras_dist.TPUStrategy(
-        keras_dist.cluster_resolver.TPUClusterResolver(name)
-    )
-    assert strategy.plan.cluster.addresses == ("a:1", "b:1")
-    assert strategy.plan.cluster.index == 1
-
-
-@two_hosts
-def test_hosts_without_workers(backend):
-    with pytest.raises(
-        keras_dist.ClusterError, match=r"1 worker\(s\).*\[2, 2\] cores"
-    ):
-        keras_dist.TPUStrategy()
-
-
-@pytest.mark.parametrize("backend", [[PLACES[0], PLACES[1][:1]]], indirect=True)
-def test_hosts_with_unequal_cores(backend):
-    with pytest.raises(keras_dist.ClusterError, match=r"\[2, 1\] cores"):
-        keras_dist.TPUStrategy(resolver())
+@pytest.mark.parametrize(
+    ("backend", "workers", "says"),
+    [
+        (PLACES, False, r"1 worker\(s\).*\[2, 2\] cores"),
+        ([PLACES[0], PLACES[1][:1]], True, r"\[2, 1\] cores"),
+    ],
+    indirect=["backend"],
+)
+def test_hosts_that_are_not_those_of_the_workers(backend, workers, says):
+    with pytest.raises(keras_dist.ClusterError, match=says):
+        keras_dist.TPUStrategy(resolver() if workers else None)
 
 
 @pytest.mark.parametrize("backend", [PLACES[:1] * 2], indirect=True)
@@ -147,11 +139,12 @@ def test_several_slices(backend):
         initialize_tpu_system(resolver())
 
 
+ONE_HOST = Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=PLACES[:1])
+
+
 @one_host
-def test_chosen_cores_in_their_order(backend):
-    places = [(0, 0, 0, 1), (0, 0, 0, 0)]
-    topology = Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=PLACES[:1])
-    chosen = DeviceAssignment(topology, np.array(places)[:, None])
+def test_chosen_cores_of_a_host_in_their_order(backend):
+    chosen = DeviceAssignment(ONE_HOST, np.array(PLACES[0][::-1])[:, None])
     strategy = keras_dist.TPUStrategy(None, chosen)
     assert strategy.extended.worker_devices == ("tpu:1", "tpu:0")
 
@@ -183,10 +176,10 @@ def test_cores_that_do_not_fit_the_hosts(backend, places):
 
 
 @one_host
-def test_cores_that_are_not_there(backend):
+def test_cores_that_a_host_does_not_have(backend):
     topology = Topology(
         mesh_shape=[3, 1, 1, 1],
-        device_coordinates=[[[0, 0, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0]]],
+        device_coordinates=[[[x, 0, 0, 0] for x in range(3)]],
     )
     built = DeviceAssignment.build(topology, num_replicas=3)
     with pytest.raises(
@@ -196,9 +189,18 @@ def test_cores_that_are_not_there(backend):
     twice = DeviceAssignment(topology, [[[0, 0, 0, 0]]] * 2)
     with pytest.raises(keras_dist.DeviceError, match="named 2 times"):
         keras_dist.TPUStrategy(None, twice)
+    both = DeviceAssignment(ONE_HOST, np.array(PLACES[:1]))
+    with pytest.raises(ValueError, match="2 logical devices for each replica"):
+        keras_dist.TPUStrategy(None, both)
+    with pytest.raises(ValueError, match="num_cores_per_replica=n"):
+        keras_dist.TPUStrategy(layout_map={})
+    with pytest.raises(TypeError, match=r"DeviceAssignment.*Received: \[0\]"):
+        keras_dist.TPUStrategy(None, [0])
+    with pytest.raises(TypeError, match="cluster_resolver.*'a:9000'"):
+        keras_dist.TPUStrategy("a:9000")
 
 
-@no_hosts
+@pytest.mark.parametrize("backend", [[]], indirect=True)
 def test_no_tpu(backend):
     for made in (keras_dist.TPUStrategy, initialize_tpu_system):
         with pytest.raises(
@@ -218,29 +220,6 @@ def test_no_tpu_here():
             made()
 
 
-@one_host
-def test_several_cores_a_replica(backend):
-    topology = Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=PLACES[:1])
-    built = DeviceAssignment(topology, np.array(PLACES[:1]))
-    with pytest.raises(ValueError, match="2 logical devices for each replica"):
-        keras_dist.TPUStrategy(None, built)
-    with pytest.raises(ValueError, match="num_cores_per_replica=n"):
-        keras_dist.TPUStrategy(layout_map={})
-
-
-def test_what_is_no_assignment():
-    with pytest.raises(TypeError, match=r"DeviceAssignment.*Received: \[0\]"):
-        keras_dist.TPUStrategy(None, [0])
-
-
-def test_what_is_no_resolver():
-    with (
-        override_backend(TPUBackend(PLACES[:1])),
-        pytest.raises(TypeError, match="cluster_resolver.*'a:9000'"),
-    ):
-        keras_dist.TPUStrategy("a:9000")
-
-
 def test_the_older_spelling():
     stand_in = keras_dist.cluster_resolver.TPUClusterResolver("virtual")
     with pytest.warns(DeprecationWarning, match=r"keras_dist\.TPUStrategy"):
@@ -258,24 +237,20 @@ def test_an_environment_variable_asks_for_cpu_devices(monkeypatch):
         assert strategy.cluster_resolver.is_virtual
 
 
-@pytest.mark.parametrize(
-    ("count", "mesh"),
-    [
-        (1, [1, 1, 1, 1]),
-        (2, [1, 1, 1, 2]),
-        (3, [1, 3, 1, 1]),
-        (4, [2, 1, 1, 2]),
-        (6, [1, 3, 1, 2]),
-        (8, [2, 2, 1, 2]),
-    ],
-)
-def test_cpu_devices_have_the_mesh_of_a_host(count, mesh):
+MESHES = {
+    **{1: [1, 1, 1, 1], 2: [1, 1, 1, 2], 3: [1, 3, 1, 1]},
+    **{4: [2, 1, 1, 2], 6: [1, 3, 1, 2], 8: [2, 2, 1, 2]},
+}
+
+
+@pytest.mark.parametrize("count", MESHES)
+def test_cpu_devices_have_the_mesh_of_a_host(count):
     cpus = [Device("cpu", index) for index in range(count)]
     stand_in = keras_dist.cluster_resolver.TPUClusterResolver("virtual")
     with override_backend(MemoryBackend([Device("gpu", 0), *cpus])):
         topology = initialize_tpu_system(stand_in)
         strategy = keras_dist.TPUStrategy(stand_in)
-    assert topology.mesh_shape.tolist() == mesh
+    assert topology.mesh_shape.tolist() == MESHES[count]
     assert not topology.missing_devices.size
     assert strategy.num_replicas_in_sync == count
 

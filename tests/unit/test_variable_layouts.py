@@ -1,4 +1,4 @@
-"""`layout_map`: which variables it divides, and what it refuses."""
+"""`layout_map` divides the variables that the map of Keras would."""
 
 import keras
 import pytest
@@ -69,28 +69,3 @@ def test_patterns_that_agree():
 def test_maps_that_are_none(layout_map, kind, message):
     with pytest.raises(kind, match=message):
         parse_layouts(layout_map, 2)
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((4,), r"\(None, 'logical'\) of the pattern 'a', for variable 'a'"),
-        ((4, 3), "multiple of 2; axis 1 has 3"),
-    ],
-)
-def test_layouts_that_do_not_suit_a_shape(shape, message):
-    layouts = parse_layouts({"a": (None, "logical")}, 2)
-    with pytest.raises(ValueError, match=message):
-        layouts.axes_of("a", shape)
-
-
-def test_patterns_that_contradict_each_other():
-    layouts = parse_layouts({"a.*": ("logical",), ".*b": (None, "logical")}, 2)
-    with pytest.raises(ValueError, match=r"contradict.*'ab'.*'a\.\*'"):
-        layouts.axes_of("ab", (2, 2))
-
-
-def test_patterns_that_name_nothing():
-    layouts = parse_layouts({"a": ("logical",), "b": (None,)}, 2)
-    with pytest.raises(ValueError, match=r"Received: \['b'\]"):
-        layouts.check_used({"a"})

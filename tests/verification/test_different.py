@@ -15,7 +15,6 @@ from keras import ops
 
 import keras_dist
 from keras_dist.core.rows import scaled_gradient
-from keras_dist.fit import losses
 from keras_dist.fit.metrics import MetricUpdate
 from keras_dist.replica.state import ReplicaState
 from keras_dist.verification.report import Report
@@ -260,16 +259,6 @@ def test_gradients_in_wrong_shares_are_found(monkeypatch):
     assert report.first.kind == "gradient"
     assert report.first.relative == pytest.approx(1.0, rel=1e-3)
     assert len(report.by_layer) == 4
-
-
-@IN_REPLICAS
-def test_a_loss_on_a_replicas_rows_is_found(monkeypatch):
-    monkeypatch.setattr(losses, "treats_rows_one_by_one", lambda loss: True)
-    report = verify(
-        lambda: models.regressor(loss="dice"), y=np.abs(TARGETS), steps=1
-    )
-    assert report.first.kind == "loss"
-    assert report.cause.name == "rows coupled in a layer"
 
 
 @IN_REPLICAS

@@ -80,41 +80,26 @@ def _activation(factor):
     return own
 
 
-def _two_layers():
-    return [_own(2.0)(), _own(0.5)()]
-
-
-def _two_initializers():
+def _initializer(value):
     class Own(keras.initializers.Initializer):
-        pass
-
-    class Ones(Own):
         def __call__(self, shape, dtype=None):
-            return keras.ops.ones(shape, dtype)
+            return keras.ops.full(shape, value, dtype)
 
-    class Zeros(Own):
-        def __call__(self, shape, dtype=None):
-            return keras.ops.zeros(shape, dtype)
-
-    Ones.__name__ = Zeros.__name__ = "Own"
-    return [
-        keras.layers.Dense(4, kernel_initializer=kind())
-        for kind in (Ones, Zeros)
-    ]
+    return keras.layers.Dense(4, kernel_initializer=Own())
 
 
-def _two_activations():
-    return [
-        keras.layers.Dense(4, activation=_activation(factor))
-        for factor in (2.0, 0.5)
-    ]
+OF_ONE_NAME = {
+    "layers": lambda factor: _own(factor)(),
+    "initializers": _initializer,
+    "activations": lambda factor: keras.layers.Dense(
+        4, activation=_activation(factor)
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "make", [_two_layers, _two_initializers, _two_activations]
-)
-def test_what_shares_a_name_is_not_mixed_up(strategy, make):
-    layers = make()
+@pytest.mark.parametrize("kind", OF_ONE_NAME)
+def test_what_shares_a_name_is_not_mixed_up(strategy, kind):
+    layers = [OF_ONE_NAME[kind](factor) for factor in (2.0, 0.5)]
 
     def compiled():
         model = keras.Sequential([keras.Input((6,)), *layers])

@@ -73,18 +73,11 @@ class SumsOnTheTape(keras.Model):
         return {"loss": ops.mean(loss)}
 
 
-def _made(
-    layer,
-    loss="mse",
-    optimizer="sgd",
-    cls=keras.Model,
-    is_sparse=False,
-    **options,
-):
-    inputs = keras.Input((5,), sparse=is_sparse)
+def _made(layer, loss="mse", optimizer="sgd", cls=keras.Model):
+    inputs = keras.Input((5,))
     hidden = inputs if layer is None else layer(inputs)
     model = cls(inputs, keras.layers.Dense(1, name="last")(hidden))
-    model.compile(optimizer, loss, **options)
+    model.compile(optimizer, loss)
     return model
 
 
@@ -123,18 +116,6 @@ REPAIRS = {
         _take_out_rows_of_positions,
         "sparse gradients",
     ),
-    "sparse_input_eagerly": (
-        lambda: _made(None, optimizer="adam", is_sparse=True, run_eagerly=True),
-        TARGETS,
-        _take_out_rows_of_positions,
-        "sparse gradients",
-    ),
-    "positions_eagerly": (
-        lambda: _made(Positions(), optimizer="adam", run_eagerly=True),
-        TARGETS,
-        _take_out_rows_of_positions,
-        "sparse gradients",
-    ),
     "own_call": (
         lambda: _made(None, Contrast()),
         LABELS,
@@ -154,38 +135,19 @@ REPAIRS = {
         "a sum over rows",
     ),
 }
-# Those of TensorFlow, and whether CI runs them: each takes ten seconds.
-OF_TENSORFLOW = {
-    "positions": True,
-    "positions_eagerly": False,
-    "sparse_input_eagerly": False,
-    "tape": True,
-}
+OF_TENSORFLOW = ("positions", "tape")
 
 
-def _marks(name):
-    if name not in OF_TENSORFLOW:
-        return []
-    backends = ["tensorflow"] if OF_TENSORFLOW[name] else []
-    return [ON_TENSORFLOW, pytest.mark.runs_on(*backends)]
-
-
-CASES = [pytest.param(name, marks=_marks(name)) for name in REPAIRS]
+CASES = [
+    pytest.param(name, marks=[ON_TENSORFLOW] * (name in OF_TENSORFLOW))
+    for name in REPAIRS
+]
 
 
 def _verify(name):
     make, y, *_ = REPAIRS[name]
     strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
-    if name.startswith("sparse"):
-        return strategy.verify(make, _sparse_batches(y), steps=1)
     return strategy.verify(make, X, y, batch_size=8, steps=1)
-
-
-def _sparse_batches(y):
-    import tensorflow as tf
-
-    rows = tf.sparse.from_dense(X * (X > 0.2))
-    return tf.data.Dataset.from_tensor_slices((rows, y)).batch(8)
 
 
 @pytest.mark.parametrize("name", CASES)
