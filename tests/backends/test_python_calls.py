@@ -1,4 +1,4 @@
-"""How many Python calls of ours a step and a call of `run` take."""
+"""A step and a call of `run` take few Python calls of ours."""
 
 import importlib
 import sys

@@ -20,6 +20,7 @@ from compiled.programs import described
 from keras_dist.cli.jobs.plan import without_values
 from keras_dist.planning.targets import read_target
 from keras_dist.plugin.backend import get_backend
+from steps import classifier_step
 
 ROWS, WIDTH, HIDDEN, CLASSES, LOGICAL = 64, 256, 1024, 16, 4
 LAYOUTS = {
@@ -33,17 +34,21 @@ OF_ATTENTION = {
 }
 
 
-def attention():
-    """A layer of attention between two others, for which TPUs have a kernel."""
-    inputs = keras.Input((128, WIDTH))
-    x = layers.Dense(WIDTH, use_bias=False, name="first")(inputs)
-    x = layers.MultiHeadAttention(4, 128, use_bias=False)(x, x)
-    x = layers.GlobalAveragePooling1D()(x)
+def classifier(inputs, x):
+    """A compiled model with one more layer."""
     made = keras.Model(inputs, layers.Dense(CLASSES)(x))
     made.compile(
         "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     )
     return made
+
+
+def attention():
+    """A layer of attention between two others, for which TPUs have a kernel."""
+    inputs = keras.Input((128, WIDTH))
+    x = layers.Dense(WIDTH, use_bias=False, name="first")(inputs)
+    x = layers.MultiHeadAttention(4, 128, use_bias=False)(x, x)
+    return classifier(inputs, layers.GlobalAveragePooling1D()(x))
 
 
 def pair():
@@ -52,30 +57,13 @@ def pair():
     x = layers.Dense(WIDTH, use_bias=False, name="first")(inputs)
     x = layers.Dense(HIDDEN, activation="relu", name="up")(x)
     x = layers.Dense(WIDTH, use_bias=False, name="down")(x)
-    made = keras.Model(inputs, layers.Dense(CLASSES)(x))
-    made.compile(
-        "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    return made
+    return classifier(inputs, x)
 
 
 def of_function(backend, strategy, model, optimizer):
     """The program of a function that trains the model."""
 
-    @keras_dist.function
-    def step(x, y):
-        def loss_fn():
-            loss = keras.losses.sparse_categorical_crossentropy(
-                y, model(x, training=True), from_logits=True
-            )
-            return keras_dist.compute_average_loss(loss)
-
-        loss, gradients = keras_dist.value_and_grad(
-            loss_fn, model.trainable_variables
-        )
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
+    step = keras_dist.function(classifier_step(model, optimizer))
     layout = strategy.executor.layout
     batch = [
         described(layout, (ROWS, *model.input_shape[1:]), "float32"),

@@ -26,6 +26,7 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist_jax.fit.trainer import stateless
 from keras_dist_jax.machine import current_machine
 from keras_dist_jax.placement.per_replica import JoinedPerReplica
+from steps import classifier_step
 
 WIDTH, CLASSES, ROWS, STEPS = 256, 10, 32, 3
 WIDE, NUM_BLOCKS = 1024, 8
@@ -192,18 +193,11 @@ def of_function(target, strategy, split, rows, steps=None, make=layers):
             optimizer.build(made.trainable_variables)
             mean = keras.metrics.Mean()
 
+        update = classifier_step(made, optimizer)
+
         @keras_dist.function
         def step(x, y):
-            def loss_fn():
-                logits = made(x, training=True)
-                loss = keras.losses.sparse_categorical_crossentropy(
-                    y, logits, from_logits=True
-                )
-                return keras_dist.compute_average_loss(loss)
-
-            variables = made.trainable_variables
-            loss, gradients = keras_dist.value_and_grad(loss_fn, variables)
-            optimizer.apply(gradients, variables)
+            loss = update(x, y)
             mean.update_state(loss)
             return loss
 

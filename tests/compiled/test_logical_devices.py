@@ -1,4 +1,4 @@
-"""What the logical devices of a replica send each other on accelerators."""
+"""A replica's logical devices send each other two sums a step."""
 
 import pytest
 

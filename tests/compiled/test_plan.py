@@ -1,4 +1,4 @@
-"""`keras-dist plan --target` for accelerators: what agrees, and what fits."""
+"""`keras-dist plan --target` says for accelerators what a model needs."""
 
 import json
 import os

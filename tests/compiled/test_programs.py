@@ -1,4 +1,4 @@
-"""What the steps of `fit` and of functions are, compiled for accelerators."""
+"""Steps that are compiled for accelerators send and keep no more than due."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`TPUStrategy` with the devices that the compiler for TPUs describes."""
+"""`TPUStrategy` takes the devices that the compiler for TPUs describes."""
 
 import itertools
 

@@ -13,13 +13,16 @@ def in_threads(*jobs):
         except Exception as error:
             errors.append(error)
 
+    # Daemons, or what waits for ever here would at the end of all tests too.
     threads = [
-        threading.Thread(target=run, args=pair) for pair in enumerate(jobs)
+        threading.Thread(target=run, args=pair, daemon=True)
+        for pair in enumerate(jobs)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(300)
+        assert not thread.is_alive()
     if errors:
         raise errors[0]
     return results

@@ -5,6 +5,7 @@ writes, by program, the places that differ afterwards.
 """
 
 import copy
+import functools
 import gc
 import json
 import sys
@@ -20,9 +21,11 @@ import foreign
 import keras_dist
 from keras_dist.plugin.front_end import HOOKS
 from nothing_lost.in_threads import in_threads
+from parity import harness
+from parity.harness import strategy
+from steps import train_step
 
 BACKEND = keras.backend.backend()
-DEVICES = ["cpu:0", "cpu:1"]
 X = np.linspace(-1.0, 1.0, 44, dtype="float32").reshape(11, 4)
 DATA = {"x": X, "y": X[:, :1] ** 2}
 
@@ -80,12 +83,8 @@ def trained_in_order(model):
     return trained(model, shuffle=False)
 
 
-def strategy():
-    return keras_dist.MirroredStrategy(DEVICES)
-
-
 def distributed(*args):
-    with strategy().scope():
+    with strategy(2).scope():
         return built(*args)
 
 
@@ -97,7 +96,7 @@ def fit_evaluate_predict():
 
 
 def classes_of_users():
-    with strategy().scope():
+    with strategy(2).scope():
         model = built(OwnApply(0.1), OwnCall())
         OwnMetric()
 
@@ -110,7 +109,7 @@ def classes_of_users():
 
 
 def central():
-    with keras_dist.experimental.CentralStorageStrategy(DEVICES).scope():
+    with harness.central(2).scope():
         model = built()
     trained(model)
 
@@ -118,14 +117,13 @@ def central():
 def sharded():
     if BACKEND != "jax":
         return  # they have no such strategy in one process
-    one = keras_dist.MirroredStrategy(DEVICES, optimizer_state="sharded")
-    with one.scope():
+    with harness.sharded(2).scope():
         model = built()
     trained(model)
 
 
 def run_eagerly():
-    one = strategy()
+    one = strategy(2)
     with one.scope():
         model, total = built(), keras.Variable(0.0, aggregation="sum")
 
@@ -140,21 +138,14 @@ def run_eagerly():
 
 
 def run_compiled():
-    one = strategy()
+    one = strategy(2)
     with one.scope():
         model = built("sgd")
-    loss_fn = keras.losses.MeanSquaredError()
-
-    def loss_of(x):
-        return loss_fn(x[:, :1], model(x, training=True)) / 2
-
-    @keras_dist.function
-    def step(x):
-        weights = model.trainable_variables
-        value, grads = keras_dist.value_and_grad(lambda: loss_of(x), weights)
-        model.optimizer.apply(grads, weights)
-        return value
-
+    step = keras_dist.function(
+        train_step(
+            model, model.optimizer, lambda x: ops.mean((model(x) - x) ** 2, 1)
+        )
+    )
     for x in one.experimental_distribute_dataset(_batches()):
         one.run(step, args=(x,))
 
@@ -164,7 +155,7 @@ def _batches():
 
 
 def verify():
-    one = strategy()
+    one = strategy(2)
     with one.scope():
         model = built("sgd")
     report = one.verify(model, **DATA, batch_size=6)
@@ -172,7 +163,7 @@ def verify():
 
 
 def save_and_load():
-    one = strategy()
+    one = strategy(2)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.keras"
         model = trained(distributed())
@@ -211,38 +202,18 @@ def _failing(error, where):
                 fail()
             return X[:5], X[:5, :1]
 
-    callbacks = []
+    failing = keras.callbacks.Callback()
     if where == "callback":
-        callbacks = [
-            keras.callbacks.LambdaCallback(
-                on_train_batch_end=lambda batch, logs: fail()
-            )
-        ]
-    with strategy().scope():
+        failing.on_train_batch_end = lambda batch, logs: fail()
+    with strategy(2).scope():
         model = keras.Sequential([layers.Input((4,)), Layer(), layers.Dense(1)])
         model.compile("sgd", "mse", jit_compile=False)
     armed.append(True)
     try:
-        model.fit(Data(), epochs=2, verbose=0, callbacks=callbacks)
+        model.fit(Data(), epochs=2, verbose=0, callbacks=[failing])
     except (error, RuntimeError):
         return
     raise AssertionError("It did not fail.")
-
-
-def fit_fails_in_data():
-    _failing(_StopError, "data")
-
-
-def fit_fails_in_a_layer():
-    _failing(_StopError, "layer")
-
-
-def fit_fails_in_a_callback():
-    _failing(_StopError, "callback")
-
-
-def fit_is_interrupted():
-    _failing(KeyboardInterrupt, "callback")
 
 
 def two_threads():
@@ -252,7 +223,7 @@ def two_threads():
 
 def another_library_wraps_it_too():
     """What somebody else put on top stays, and goes when they take it off."""
-    with strategy().scope():
+    with strategy(2).scope():
         ours = keras.Model.__init__
 
         def theirs(self, *args, **kwargs):
@@ -265,7 +236,7 @@ def another_library_wraps_it_too():
     gc.collect()
     assert keras.Model.__init__ is theirs
     built()
-    with strategy().scope():
+    with strategy(2).scope():
         trained(built())
     gc.collect()
     keras.Model.__init__ = ours
@@ -301,13 +272,15 @@ PROGRAMS = {
         run_compiled,
         verify,
         save_and_load,
-        fit_fails_in_data,
-        fit_fails_in_a_layer,
-        fit_fails_in_a_callback,
-        fit_is_interrupted,
         two_threads,
         another_library_wraps_it_too,
         another_library_takes_its_own_off,
+    )
+} | {
+    f"{error.__name__} in {where}": functools.partial(_failing, error, where)
+    for error, where in (
+        *((_StopError, where) for where in ("data", "layer", "callback")),
+        (KeyboardInterrupt, "callback"),
     )
 }
 
@@ -357,7 +330,7 @@ def replaced_within():
                 found.update(foreign.differences(before, now))
             return super().call(x)
 
-    one = strategy()
+    one = strategy(2)
     with one.scope():
         model = keras.Sequential([layers.Input((4,)), Looking()])
         model.compile("sgd", OwnCall(), jit_compile=False)

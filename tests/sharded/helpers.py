@@ -1,4 +1,4 @@
-"""What tests of a sharded optimizer state share."""
+"""Variables and optimizers in parts: what their tests train and save."""
 
 import math
 
@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from keras import optimizers
 
+import keras_dist
 from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.capabilities import ShardsVariables
 from keras_dist.plugin.capabilities import shards_on_devices
@@ -88,6 +89,24 @@ def fit(model, epochs=2, **options):
             variable.assign(keras.ops.copy(variable.value))
     options = {"batch_size": 6, "shuffle": False, "verbose": 0, **options}
     return model.fit(X, Y, epochs=epochs, **options)
+
+
+def trained(place="sharded_2" if SHARDS_ON_DEVICES else "mirrored_2"):
+    model = compiled(*PLACES[place])
+    fit(model)
+    return model
+
+
+def assert_equal(state, expected):
+    """Compares each bit."""
+    harness.assert_same(state, expected, rtol=0, atol=0)
+
+
+def assert_saved(path, expected):
+    """A checkpoint in parts has that state, for a model without a strategy."""
+    model = compiled(None)
+    keras_dist.restore_sharded(model, path)
+    assert_equal(state_of(model), expected)
 
 
 __all__ = [

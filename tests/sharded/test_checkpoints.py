@@ -1,4 +1,4 @@
-"""What is saved with parts has Keras' layout, and goes on anywhere."""
+"""What is saved with parts, or on a device apart, goes on anywhere."""
 
 import keras
 import pytest
@@ -6,24 +6,26 @@ import pytest
 from parity.harness import assert_same
 from parity.harness import scope
 from sharded.helpers import PLACES
+from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import compiled
 from sharded.helpers import fit
-from sharded.helpers import shards
 from sharded.helpers import state_of
 
-pytestmark = [shards, pytest.mark.usefixtures("all_are_large")]
+pytestmark = pytest.mark.usefixtures("all_are_large")
 
-WAYS = [
-    ("sharded_2", "plain"),
-    ("plain", "sharded_2"),
-    ("sharded_2", "sharded_3"),
-    ("sharded_3", "mirrored_2"),
-    ("variables_2", "plain"),
-    ("plain", "variables_3"),
-    ("variables_3", "variables_2"),
-    ("variables_2", "mirrored_2"),
-    ("sharded_2", "variables_2"),
-]
+WAYS = [("central_2", "plain"), ("plain", "central_2")]
+if SHARDS_ON_DEVICES:
+    WAYS += [
+        ("sharded_2", "plain"),
+        ("plain", "sharded_2"),
+        ("sharded_2", "sharded_3"),
+        ("sharded_3", "mirrored_2"),
+        ("variables_2", "plain"),
+        ("plain", "variables_3"),
+        ("variables_3", "variables_2"),
+        ("variables_2", "mirrored_2"),
+        ("sharded_2", "variables_2"),
+    ]
 
 
 def expected():

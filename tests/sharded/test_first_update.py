@@ -7,6 +7,8 @@ from keras import optimizers
 
 import keras_dist
 from gradients.helpers import array
+from parity.harness import central
+from sharded.helpers import mirrored
 from sharded.helpers import sharded
 from sharded.helpers import shards
 
@@ -88,13 +90,7 @@ def test_an_update_that_fails_leaves_slots_as_they_were():
         np.testing.assert_allclose(array(optimizer.variables[2]), [-0.75] * 2)
 
 
-KINDS = {
-    "mirrored": lambda: keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]),
-    "sharded": lambda: sharded(2),
-    "central": lambda: keras_dist.CentralStorageStrategy(
-        ["cpu:0", "cpu:1"], "cpu:2"
-    ),
-}
+KINDS = {"mirrored": mirrored, "sharded": sharded, "central": central}
 
 
 @settings
@@ -103,7 +99,7 @@ KINDS = {
 )
 def test_in_run(setting, kind):
     expected = _updated(SETTINGS[setting], _on_one_device)
-    strategy = KINDS[kind]()
+    strategy = KINDS[kind](2)
 
     def run(fn, grads):
         # Each replica has half of the gradient; they are summed.

@@ -1,4 +1,4 @@
-"""Loops of the user's own, whose optimizers update parts of variables."""
+"""Loops of users have one device's numbers where variables are in parts."""
 
 import functools
 
@@ -13,6 +13,7 @@ from parity.harness import dtype_policy
 from sharded.helpers import mirrored
 from sharded.helpers import sharded
 from sharded.helpers import shards
+from steps import train_step
 
 pytestmark = shards
 DEVICES = [f"cpu:{index}" for index in range(4)]
@@ -74,20 +75,11 @@ def trained(strategy, name, names_few=False):
         optimizer = {**OPTIMIZERS, **WHOLE}[name]()
         optimizer.build(model.trainable_variables)
 
-    @keras_dist.function
-    def step(x, y):
-        variables = model.trainable_variables
+    def losses_of(x, y):
+        return ops.sum(ops.square(model(x, training=True) - y), axis=-1)
 
-        def loss_fn():
-            errors = ops.square(model(x, training=True) - y)
-            loss = keras_dist.compute_average_loss(ops.sum(errors, axis=-1))
-            return optimizer.scale_loss(loss)
-
-        loss, gradients = keras_dist.value_and_grad(loss_fn, variables)
-        first = 2 if names_few else 0
-        optimizer.apply(gradients[first:], variables[first:])
-        return loss
-
+    first = 2 if names_few else 0
+    step = keras_dist.function(train_step(model, optimizer, losses_of, first))
     data = strategy.experimental_distribute_dataset([(X, Y)] * 4)
     for batch in data:
         strategy.run(step, batch)
@@ -212,15 +204,10 @@ def _trained_with(policy, strategy):
         optimizer = optimizers.SGD(0.1)
         optimizer.build(model.trainable_variables)
 
-    @keras_dist.function
-    def step(x):
-        loss, grads = keras_dist.value_and_grad(
-            lambda: ops.mean(ops.square(ops.cast(model(x), "float32"))),
-            model.trainable_variables,
-        )
-        optimizer.apply(grads, model.trainable_variables)
-        return loss
+    def losses_of(x):
+        return ops.mean(ops.square(ops.cast(model(x), "float32")), axis=-1)
 
+    step = keras_dist.function(train_step(model, optimizer, losses_of))
     for _ in range(2):
         strategy.run(step, (ops.convert_to_tensor(X),))
     return [ops.convert_to_numpy(v.value) for v in model.variables]

@@ -1,9 +1,10 @@
-"""Checkpoints in parts: saved on some devices, and gone on with on others."""
+"""A checkpoint in parts is saved on some devices, and goes on on others."""
 
 import builtins
 import json
 import logging
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -23,11 +24,14 @@ from sharded import saving_script
 from sharded.helpers import PLACES
 from sharded.helpers import SHARDS_ON_DEVICES
 from sharded.helpers import adam
+from sharded.helpers import assert_equal
+from sharded.helpers import assert_saved
 from sharded.helpers import compiled
 from sharded.helpers import fit
 from sharded.helpers import network
 from sharded.helpers import saves
 from sharded.helpers import state_of
+from sharded.helpers import trained
 
 pytestmark = [saves, pytest.mark.usefixtures("all_are_large")]
 
@@ -59,19 +63,34 @@ def path(tmp_path):
     return tmp_path / "checkpoint"
 
 
-def trained(place="sharded_2" if SHARDS_ON_DEVICES else "mirrored_2"):
-    model = compiled(*PLACES[place])
-    fit(model)
-    return model
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A model that was trained, and where it is saved."""
+    model, folder = trained(), tmp_path_factory.mktemp("original")
+    keras_dist.save_sharded(model, folder / "checkpoint")
+    return model, folder / "checkpoint"
 
 
-@pytest.mark.parametrize(("saved", "restored"), WAYS)
-def test_training_goes_on_elsewhere(saved, restored, path):
-    model = trained(saved)
+@pytest.fixture
+def model(original):
+    """A model that was trained; no test changes it."""
+    return original[0]
+
+
+@pytest.fixture
+def saved(original, path):
+    """Where the checkpoint of `model` is."""
+    shutil.copytree(original[1], path)
+    return path
+
+
+@pytest.mark.parametrize(("here", "there"), WAYS)
+def test_training_goes_on_elsewhere(here, there, path):
+    model = trained(here)
     keras_dist.save_sharded(model, path)
-    again = compiled(*PLACES[restored])
+    again = compiled(*PLACES[there])
     keras_dist.restore_sharded(again, path)
-    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
+    assert_equal(state_of(again), state_of(model))
     fit(again)
     whole = compiled(None)
     fit(whole)
@@ -80,13 +99,13 @@ def test_training_goes_on_elsewhere(saved, restored, path):
 
 
 @pytest.mark.only_on("jax", reason="orbax writes for JAX")
-def test_orbax_warns_of_nothing(path):
+def test_orbax_warns_of_nothing(model, path):
     records = []
     handler = logging.Handler()
     handler.emit = records.append
     logging.getLogger("absl").addHandler(handler)
     try:
-        keras_dist.save_sharded(trained(), path)
+        keras_dist.save_sharded(model, path)
     finally:
         logging.getLogger("absl").removeHandler(handler)
     assert [record.getMessage() for record in records] == []
@@ -163,18 +182,8 @@ def test_saved_between_batches(path):
     )
 
 
-def test_an_older_one_is_replaced(path):
-    model = trained()
-    keras_dist.save_sharded(model, path)
-    fit(model)
-    keras_dist.save_sharded(model, path)
-    assert len(list(path.iterdir())) == 2  # the parts, and what they are
-    again = compiled(None)
-    keras_dist.restore_sharded(again, path)
-    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
-
-
 def test_a_failed_save_leaves_the_older_one(path, monkeypatch):
+    """One that does not fail replaces it."""
     model = trained()
     keras_dist.save_sharded(model, path)
     before = state_of(model)
@@ -190,29 +199,16 @@ def test_a_failed_save_leaves_the_older_one(path, monkeypatch):
         patched.setattr(backend, "save_shards", failing)
         with pytest.raises(OSError, match="no space left"):
             keras_dist.save_sharded(model, path)
-    again = compiled(None)
-    keras_dist.restore_sharded(again, path)
-    assert_same(state_of(again), before, rtol=0, atol=0)
+    assert_saved(path, before)
     # What was left behind is removed by the next one.
     keras_dist.save_sharded(model, path)
-    assert len(list(path.iterdir())) == 2
+    assert len(list(path.iterdir())) == 2  # the parts, and what they are
+    assert_saved(path, state_of(model))
 
 
-def test_a_new_model_in_the_same_process(path):
-    """Keras numbers the names of its layers and optimizers."""
-    model = trained("plain")
-    keras_dist.save_sharded(model, path)
-    again = compiled(None)
-    assert again.layers[0].name != model.layers[0].name
-    keras_dist.restore_sharded(again, path)
-    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
-
-
-def test_weights_alone_for_a_model_that_is_not_compiled(path):
-    model = trained()
-    keras_dist.save_sharded(model, path)
+def test_weights_alone_for_a_model_that_is_not_compiled(model, saved):
     plain = network()
-    keras_dist.restore_sharded(plain, path)
+    keras_dist.restore_sharded(plain, saved)
     for found, expected in zip(
         plain.get_weights(), model.get_weights(), strict=True
     ):
@@ -226,16 +222,12 @@ def refused(model, path, error, *texts):
         keras_dist.restore_sharded(model, path)
     for text in texts:
         assert text in str(raised.value)
-    assert_same(state_of(model), before, rtol=0, atol=0)
+    assert_equal(state_of(model), before)
 
 
-def test_no_checkpoint(path):
-    refused(trained(), path, FileNotFoundError, str(path), "save_sharded")
-
-
-def test_an_unfinished_checkpoint(path):
-    model = trained()
-    keras_dist.save_sharded(model, path)
+def test_no_checkpoint_or_an_unfinished_one(model, path, original):
+    refused(model, path, FileNotFoundError, str(path), "save_sharded")
+    shutil.copytree(original[1], path)
     (path / "checkpoint.json").unlink()
     refused(model, path, FileNotFoundError, str(path))
 
@@ -243,50 +235,37 @@ def test_an_unfinished_checkpoint(path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"parts": "../mine"}', '{"parts": ["a"]}']
 )
-def test_an_index_that_is_damaged_or_of_the_user(path, text):
-    model = trained()
-    keras_dist.save_sharded(model, path)
-    index = path / "checkpoint.json"
+def test_an_index_that_is_damaged_or_of_the_user(model, saved, text):
+    index = saved / "checkpoint.json"
     index.write_text(text)
-    refused(model, path, FileNotFoundError, str(path))
+    refused(model, saved, FileNotFoundError, str(saved))
     with pytest.raises(ValueError, match=r"'checkpoint\.json' that is not one"):
-        keras_dist.save_sharded(model, path)
+        keras_dist.save_sharded(model, saved)
     assert index.read_text() == text
     index.unlink()
-    keras_dist.save_sharded(model, path)
-    keras_dist.restore_sharded(model, path)
+    keras_dist.save_sharded(model, saved)
+    keras_dist.restore_sharded(model, saved)
 
 
-def damage(path):
-    for file in path.glob("parts-*/**/*"):
+def test_damaged_parts(model, saved, original):
+    """A script goes on from an older checkpoint."""
+    for file in saved.glob("parts-*/**/*"):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:16])
-
-
-def test_damaged_parts(path, tmp_path):
-    """A script goes on from an older checkpoint."""
-    model = trained()
-    older = tmp_path / "older"
-    keras_dist.save_sharded(model, older)
-    keras_dist.save_sharded(model, path)
-    damage(path)
     again = compiled(None)
     try:
-        keras_dist.restore_sharded(again, path)
+        keras_dist.restore_sharded(again, saved)
     except Exception as error:
         failure = error
-        keras_dist.restore_sharded(again, older)
+        keras_dist.restore_sharded(again, original[1])
     assert isinstance(failure, (keras_dist.CheckpointError, OSError))
-    assert f"path='{path}'" in str(failure)
+    assert f"path='{saved}'" in str(failure)
     assert type(failure.__cause__).__name__ in str(failure)
-    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
+    assert_equal(state_of(again), state_of(model))
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_while_it_reads(path, kind, monkeypatch):
-    model = trained()
-    keras_dist.save_sharded(model, path)
-
+def test_an_interrupt_while_it_reads(model, saved, kind, monkeypatch):
     def interrupted(*args, **kwargs):
         raise kind("by the user")
 
@@ -299,12 +278,10 @@ def test_an_interrupt_while_it_reads(path, kind, monkeypatch):
 
         monkeypatch.setattr(reader, "restore", interrupted)
     with pytest.raises(kind, match="by the user"):
-        keras_dist.restore_sharded(model, path)
+        keras_dist.restore_sharded(model, saved)
 
 
-def test_a_disk_that_can_not_be_written(path, monkeypatch):
-    model = trained()
-
+def test_a_disk_that_can_not_be_written(model, path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError("no space left")
 
@@ -320,59 +297,43 @@ MINE = [
 ]
 
 
-def test_what_else_is_in_the_folder_stays(path, tmp_path):
-    for name in MINE:
-        (path / name).mkdir(parents=True)
-        (path / name / "mine.txt").write_text("precious")
+def test_what_else_is_in_the_folder_stays(model, path, tmp_path):
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "mine.txt").write_text("precious")
+    folders = [*(path / name for name in MINE), elsewhere]
+    for folder in folders:
+        folder.mkdir(parents=True)
     links = [path / "parts-linked", path / f".unfinished-parts-{'0' * 16}"]
     for link in links:
         link.symlink_to(elsewhere)
-    files = [path / "checkpoint.json.bak", path / "parts-list.txt"]
+    files = [
+        *(path / "checkpoint.json.bak", path / "parts-list.txt"),
+        *(folder / "mine.txt" for folder in folders),
+    ]
     for file in files:
         file.write_text("precious")
     left = path / f".unfinished-parts-{'a' * 16}"
     left.mkdir()
-    model = trained()
     for _ in range(2):
         keras_dist.save_sharded(model, path)
-    for name in MINE:
-        assert (path / name / "mine.txt").read_text() == "precious"
-    for link in links:
-        assert (link / "mine.txt").read_text() == "precious"
-    for file in files:
+    for file in [*files, *(link / "mine.txt" for link in links)]:
         assert file.read_text() == "precious"
     # Besides, there is one checkpoint.
     assert not left.exists()
-    assert len(list(path.iterdir())) == len([*MINE, *links, *files]) + 2
+    assert len(list(path.iterdir())) == len([*MINE, *links]) + 2 + 2
 
 
-def test_parts_that_the_user_has_moved_stay(path, tmp_path):
-    """They are on a larger disk, and a link is in their place."""
-    model = trained()
-    keras_dist.save_sharded(model, path)
-    (parts,) = path.glob("parts-*")
-    moved = parts.rename(tmp_path / "large disk")
-    parts.symlink_to(moved)
-    keras_dist.restore_sharded(compiled(None), path)
+def test_parts_and_an_index_that_are_links(model, saved, tmp_path):
+    """The user has moved them to a larger disk."""
+    (parts,) = saved.glob("parts-*")
+    for link in (parts, saved / "checkpoint.json"):
+        link.symlink_to(link.rename(tmp_path / link.name))
+    assert_saved(saved, state_of(model))
+    moved = tmp_path / parts.name
     files = sorted(moved.rglob("*"))
-    keras_dist.save_sharded(model, path)
+    keras_dist.save_sharded(model, saved)
     assert sorted(moved.rglob("*")) == files
-    keras_dist.restore_sharded(compiled(None), path)
-
-
-def test_an_index_that_is_a_link(path, tmp_path):
-    model = trained()
-    keras_dist.save_sharded(model, path)
-    index = path / "checkpoint.json"
-    kept = index.rename(tmp_path / "kept.json")
-    index.symlink_to(kept)
-    keras_dist.save_sharded(model, path)
-    assert index.is_symlink()
-    keras_dist.restore_sharded(model, path)
-    assert len(list(path.iterdir())) == 2
+    assert (saved / "checkpoint.json").is_symlink()
+    assert_saved(saved, state_of(model))
 
 
 class Replaced:
@@ -405,7 +366,7 @@ def test_a_checkpoint_that_is_replaced_is_read_again(path, fails, monkeypatch):
     again = compiled(None)
     keras_dist.restore_sharded(again, path)
     assert replaced.reads == 4
-    assert_same(state_of(again), state_of(model), rtol=0, atol=0)
+    assert_equal(state_of(again), state_of(model))
 
 
 def test_one_that_is_always_replaced(path, monkeypatch):
@@ -443,24 +404,29 @@ def test_what_is_no_model(path, function):
         getattr(keras_dist, function)(path, path)
 
 
-def test_a_file_in_its_place(path):
+def test_where_none_can_be(model, path):
     path.write_text("mine")
-    with pytest.raises(ValueError, match="Expected: a folder"):
-        keras_dist.save_sharded(trained(), path)
+    for place, text in ((path, "a folder"), ("gs://bucket/here", "gs://")):
+        with pytest.raises(ValueError, match=text):
+            keras_dist.save_sharded(model, place)
     assert path.read_text() == "mine"
 
 
-def test_of_another_backend(path):
-    model = trained()
-    keras_dist.save_sharded(model, path)
-    index = path / "checkpoint.json"
+def test_of_another_backend(model, saved):
+    index = saved / "checkpoint.json"
     index.write_text(
         json.dumps({**json.loads(index.read_text()), "backend": "other"})
     )
-    refused(model, path, ValueError, "'other'", keras.backend.backend())
+    refused(model, saved, ValueError, "'other'", keras.backend.backend())
 
 
-def other(width=5, names=("dense", "dense_1"), dtype="float32", more=False):
+def other(
+    width=5,
+    names=("dense", "dense_1"),
+    dtype="float32",
+    more=False,
+    optimizer=adam,
+):
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -469,7 +435,7 @@ def other(width=5, names=("dense", "dense_1"), dtype="float32", more=False):
             *([layers.Dense(3, name="extra")] if more else []),
         ]
     )
-    model.compile(adam(), "mse")
+    model.compile(optimizer(), "mse")
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -481,18 +447,11 @@ def other(width=5, names=("dense", "dense_1"), dtype="float32", more=False):
         ({"dtype": "float16"}, ["float16", "float32"]),
         ({"more": True}, ["extra/kernel", "not in the checkpoint"]),
         ({"names": ("mine", "other")}, ["mine/kernel"]),
+        ({"optimizer": keras.optimizers.SGD}, ["optimizer"]),
     ],
 )
-def test_other_variables(path, settings, texts):
-    keras_dist.save_sharded(trained(), path)
-    refused(other(**settings), path, ValueError, *texts)
-
-
-def test_another_optimizer(path):
-    keras_dist.save_sharded(trained(), path)
-    model = compiled(None, optimizer=keras.optimizers.SGD)
-    model.optimizer.build(model.trainable_variables)
-    refused(model, path, ValueError, "optimizer")
+def test_other_variables(saved, settings, texts):
+    refused(other(**settings), saved, ValueError, *texts)
 
 
 def test_a_model_that_is_not_built(path):
@@ -503,13 +462,8 @@ def test_a_model_that_is_not_built(path):
     assert not path.exists()
 
 
-def test_addresses_of_other_hosts(path):
-    with pytest.raises(ValueError, match="gs://"):
-        keras_dist.save_sharded(trained(), "gs://bucket/checkpoint")
-
-
 @pytest.mark.only_on("jax", reason="PyTorch needs no other package.")
-def test_a_missing_package(path, monkeypatch):
+def test_a_missing_package(model, path, monkeypatch):
     original = builtins.__import__
 
     def failing(name, *args, **kwargs):
@@ -517,7 +471,6 @@ def test_a_missing_package(path, monkeypatch):
             raise ModuleNotFoundError(f"No module named '{name}'", name=name)
         return original(name, *args, **kwargs)
 
-    model = trained()
     monkeypatch.setattr(builtins, "__import__", failing)
     for call in keras_dist.save_sharded, keras_dist.restore_sharded:
         with pytest.raises(

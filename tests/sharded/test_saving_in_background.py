@@ -1,4 +1,4 @@
-"""`save_sharded(wait=False)`: training goes on while a thread writes."""
+"""Training goes on while `save_sharded(wait=False)` writes."""
 
 import os
 import pathlib
@@ -18,11 +18,14 @@ from keras_dist.fit.workers.saving import Saving
 from parity.harness import assert_same
 from sharded import saving_script
 from sharded.helpers import PLACES
+from sharded.helpers import assert_equal
+from sharded.helpers import assert_saved
 from sharded.helpers import compiled
 from sharded.helpers import fit
 from sharded.helpers import saves
 from sharded.helpers import shards
 from sharded.helpers import state_of
+from sharded.helpers import trained
 
 pytestmark = [saves, pytest.mark.usefixtures("all_are_large")]
 
@@ -48,18 +51,6 @@ def commit(monkeypatch):
         monkeypatch.setattr(CheckpointFolder, "commit", call)
 
     return replace
-
-
-def trained(place):
-    model = compiled(*PLACES[place])
-    fit(model)
-    return model
-
-
-def restored(path):
-    model = compiled(None)
-    keras_dist.restore_sharded(model, path)
-    return state_of(model)
 
 
 def fail():
@@ -91,7 +82,7 @@ def test_the_values_are_those_at_the_call(place, path, monkeypatch):
     assert saving.done()
     again = compiled(*PLACES[place])
     keras_dist.restore_sharded(again, path)
-    assert_same(state_of(again), before, rtol=0, atol=0)
+    assert_equal(state_of(again), before)
     fit(again)
     assert_same(state_of(again), state_of(model))
 
@@ -111,8 +102,8 @@ def test_the_older_one_is_there_until_the_new_one_is(path, tmp_path, commit):
     assert not saving.done()
     may_end.set()
     # It waits for the saving.
-    assert_same(restored(path), after, rtol=0, atol=0)
-    assert_same(restored(tmp_path / "copy"), before, rtol=0, atol=0)
+    assert_saved(path, after)
+    assert_saved(tmp_path / "copy", before)
     assert len(list(path.iterdir())) == 2
 
 
@@ -132,9 +123,9 @@ def test_an_error_is_raised_once(by, path, monkeypatch, commit):
             getattr(keras_dist, by)(model, path)
     assert f"path='{path}'" in str(raised.value)
     monkeypatch.undo()
-    assert_same(restored(path), before, rtol=0, atol=0)
+    assert_saved(path, before)
     keras_dist.save_sharded(model, path)
-    assert_same(restored(path), state_of(model), rtol=0, atol=0)
+    assert_saved(path, state_of(model))
 
 
 def script(path, way):
@@ -154,20 +145,18 @@ def saved_number(path):
     return number
 
 
-def test_the_end_of_a_program_waits(path):
-    with script(path, "once") as process:
+@pytest.mark.parametrize("way", ["once", "fails"])
+def test_the_end_of_a_program_waits(way, path):
+    """And prints an error."""
+    with script(path, way) as process:
         _, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert saved_number(path) == 1
-
-
-def test_an_error_is_printed_at_the_end_of_a_program(path):
-    with script(path, "fails") as process:
-        _, errors = process.communicate()
+    if way == "once":
+        assert saved_number(path) == 1
+        return
     assert "save_sharded(wait=False) failed" in errors
     assert f"path='{path}'" in errors
     assert "no space left" in errors
-    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -176,8 +165,7 @@ def test_an_error_is_printed_at_the_end_of_a_program(path):
         ("background", signal.SIGINT, 0.0),
         ("background", signal.SIGKILL, 0.0),
         ("foreground", signal.SIGKILL, 0.01),
-        ("foreground", signal.SIGKILL, 0.04),
-        ("foreground", signal.SIGKILL, 0.07),
+        ("foreground", signal.SIGKILL, 0.05),
     ],
 )
 def test_stopped_at_any_time(way, kind, delay, path):

@@ -9,7 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-import keras_dist
+from backends.classifier import classifier
+from backends.classifier import rows
+from parity import harness
 
 # What tests run in other processes is a module for them, too.
 sys.path.append(str(pathlib.Path(__file__).parent))
@@ -17,9 +19,7 @@ sys.path.append(str(pathlib.Path(__file__).parent))
 ON_JAX = keras.backend.backend() == "jax"
 collect_ignore_glob = [] if ON_JAX else ["*.py"]
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(64, 6)).astype("float32")
-Y = RNG.integers(0, 3, 64)
+X, Y = rows(64)
 
 
 @pytest.fixture
@@ -29,23 +29,22 @@ def data():
 
 
 @pytest.fixture
-def make_model():
+def strategy_of():
+    """Makes the strategy of `make_model`'s models from a number."""
+    return harness.strategy
+
+
+@pytest.fixture
+def make_model(strategy_of):
     """Makes a compiled classifier; on no strategy without `num_replicas`."""
 
-    def make(num_replicas=None, layers=(8,), cls=keras.Sequential, **kwargs):
+    def make(layers=(8,), **kwargs):
         keras.utils.set_random_seed(0)
         stack = [keras.layers.Dense(n, activation="relu") for n in layers]
-        model = cls([keras.Input((6,)), *stack, keras.layers.Dense(3)])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        kwargs = {"optimizer": "adam", "loss": loss, **kwargs}
-        model.compile(**kwargs)
-        return model
+        return classifier(*stack, **{"metrics": None, **kwargs})
 
-    def make_under(num_replicas=None, **kwargs):
-        if num_replicas is None:
-            return make(**kwargs)
-        devices = [f"cpu:{i}" for i in range(num_replicas)]
-        with keras_dist.MirroredStrategy(devices).scope():
+    def make_under(num_replicas=None, strategy=None, **kwargs):
+        with harness.scope(num_replicas, strategy or strategy_of):
             return make(**kwargs)
 
     return make_under

@@ -1,4 +1,4 @@
-"""Keras' attention kernel for TPUs, and steps that all TPUs run together."""
+"""A step that TPUs run together has plain attention; others have the kernel."""
 
 import keras
 import numpy as np

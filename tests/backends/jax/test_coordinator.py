@@ -1,4 +1,4 @@
-"""What the coordinator needs, and what it does not."""
+"""The coordinator sees who is connected, and needs no Keras."""
 
 import socket
 import subprocess

@@ -1,4 +1,7 @@
-"""Which results of a program may differ between replicas."""
+"""Replicas' copies of a variable stay equal, whatever a function computes.
+
+The results of a program that may differ between replicas are known.
+"""
 
 import types
 
@@ -16,178 +19,83 @@ from keras_dist_jax.programs.jaxprs import differing
 from keras_dist_jax.programs.jaxprs import has_callbacks
 
 
-def found(fn, arguments=(True, False)):
-    """Of `fn(own, shared)`: what its results may do."""
-    program = jax.make_jaxpr(fn, axis_env=[(AXIS, 2)])(1.0, 2.0)
-    return differing(program, arguments)[0]
+def results(own, shared):
+    """What differs between replicas if `own` does, and what doesn't."""
 
+    def scan(fn, carry, length=2):
+        return lax.scan(lambda c, _: (fn(c), None), carry, None, length)[0]
 
-CASES = {
-    "shared": (lambda own, shared: shared * 2, False),
-    "own": (lambda own, shared: shared + own, True),
-    "constant": (lambda own, shared: jnp.zeros(3), False),
-    "summed": (lambda own, shared: lax.psum(own, AXIS) + shared, False),
-    "mean": (lambda own, shared: lax.pmean(own, AXIS), False),
-    "largest": (lambda own, shared: lax.pmax(own, AXIS), False),
-    "gathered": (lambda own, shared: lax.all_gather(own, AXIS), False),
-    "own again": (lambda own, shared: lax.psum(own, AXIS) * own, True),
-    "index": (lambda own, shared: shared + lax.axis_index(AXIS), True),
-    "in a function": (lambda own, shared: jax.jit(jnp.sin)(own), True),
-    "shared in a function": (
-        lambda own, shared: jax.jit(jnp.sin)(shared),
-        False,
-    ),
-    "index in a function": (
-        lambda own, shared: jax.jit(lambda x: x + lax.axis_index(AXIS))(shared),
-        True,
-    ),
-    "summed in a function": (
-        lambda own, shared: jax.jit(lambda x: lax.psum(x, AXIS))(own),
-        False,
-    ),
-    "a branch by own": (
-        lambda own, shared: lax.cond(own > 0, lambda: 1.0, lambda: 2.0),
-        True,
-    ),
-    "a branch by shared": (
-        lambda own, shared: lax.cond(shared > 0, lambda: 1.0, lambda: 2.0),
-        False,
-    ),
-    "a branch with own": (
-        lambda own, shared: lax.cond(shared > 0, lambda: own, lambda: 2.0),
-        True,
-    ),
-    "carried": (
-        lambda own, shared: lax.scan(
-            lambda c, _: (c * own, None), shared, None, length=2
+    def scatter(x):
+        return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
+
+    x = jnp.arange(4.0) * shared
+    each, both = [[0], [1]], [[0, 1]]
+    differ = {
+        "own": shared + own,
+        "own again": lax.psum(own, AXIS) * own,
+        "index": shared + lax.axis_index(AXIS),
+        "in a function": jax.jit(jnp.sin)(own),
+        "index in a function": jax.jit(lambda x: x + lax.axis_index(AXIS))(
+            shared
+        ),
+        "a branch by own": lax.cond(own > 0, lambda: 1.0, lambda: 2.0),
+        "a branch with own": lax.cond(shared > 0, lambda: own, lambda: 2.0),
+        "carried": scan(lambda c: c * own, shared),
+        "carried by way of another": scan(
+            lambda c: (c[1], c[2], c[2]), (shared, shared, own)
         )[0],
-        True,
-    ),
-    "carried by way of another": (
-        lambda own, shared: lax.scan(
-            lambda c, _: ((c[1], c[2], c[2]), None),
-            (shared, shared, own),
-            None,
-            length=2,
-        )[0][0],
-        True,
-    ),
-    "carried shared": (
-        lambda own, shared: lax.scan(
-            lambda c, _: ((c[0] * 2, c[1] * own), None),
-            (shared, shared),
-            None,
-            length=2,
-        )[0][0],
-        False,
-    ),
-    "scanned": (
-        lambda own, shared: lax.scan(
-            lambda c, x: (c, x + own), shared, jnp.zeros(3)
-        )[1],
-        True,
-    ),
-    "as often as own": (
-        lambda own, shared: lax.while_loop(
-            lambda c: c < own, lambda c: c + 1, shared
+        "carried by no step": scan(jnp.zeros_like, own, 0),
+        "scanned": lax.scan(lambda c, x: (c, x + own), shared, x)[1],
+        "often": lax.while_loop(lambda c: c < own, lambda c: c + 1, shared),
+        "remembered": jax.checkpoint(lambda x: x * shared)(own),
+        "a derivative": jax.grad(lambda w: w * own)(shared),
+        "scattered": scatter(x),
+        "scattered in a function": jax.jit(scatter)(x),
+        "exchanged": lax.all_to_all(x, AXIS, 0, 0, tiled=True),
+        "passed on": lax.ppermute(x, AXIS, [(0, 1), (1, 0)]),
+        "passed to one": lax.ppermute(x, AXIS, [(0, 1)]),
+        "summed by each": lax.psum(x, AXIS, axis_index_groups=each),
+        "gathered by each": lax.all_gather(x, AXIS, axis_index_groups=each),
+        "passed in a loop": scan(
+            lambda x: x + lax.ppermute(x, AXIS, [(0, 1)]), x
         ),
-        True,
-    ),
-    "as often as shared": (
-        lambda own, shared: lax.while_loop(
-            lambda c: c < 5, lambda c: c + 1, shared
-        ),
-        False,
-    ),
-    "remembered": (
-        lambda own, shared: jax.checkpoint(lambda x: x * shared)(own),
-        True,
-    ),
-    "a derivative": (
-        lambda own, shared: jax.grad(lambda w: w * own)(shared),
-        True,
-    ),
-    "carried by no step": (
-        lambda own, shared: lax.scan(
-            lambda c, _: (jnp.zeros_like(c), None), own, None, length=0
-        )[0],
-        True,
-    ),
-    "carried shared by no step": (
-        lambda own, shared: lax.scan(
-            lambda c, _: (c * own, None), shared, None, length=0
-        )[0],
-        False,
-    ),
-    "a custom derivative of shared": (
-        lambda own, shared: jax.nn.relu(shared),
-        False,
-    ),
-}
+        "asked of Python": jax.experimental.io_callback(lambda x: x, x, x),
+        "drawn by the device": lax.rng_uniform(x[0], x[1], (2,)),
+    }
+    same = {
+        "shared": shared * 2,
+        "constant": jnp.zeros(3),
+        "summed": lax.psum(own, AXIS) + shared,
+        "mean": lax.pmean(own, AXIS),
+        "largest": lax.pmax(own, AXIS),
+        "gathered": lax.all_gather(own, AXIS),
+        "in a function": jax.jit(jnp.sin)(shared),
+        "summed in a function": jax.jit(lambda x: lax.psum(x, AXIS))(own),
+        "a branch": lax.cond(shared > 0, lambda: 1.0, lambda: 2.0),
+        "carried": scan(lambda c: (c[0] * 2, c[1] * own), (shared, shared))[0],
+        "carried by no step": scan(lambda c: c * own, shared, 0),
+        "often": lax.while_loop(lambda c: c < 5, lambda c: c + 1, shared),
+        "a custom derivative": jax.nn.relu(shared),
+        "summed by all": lax.psum(x, AXIS, axis_index_groups=both),
+        "sent by one": lax.pbroadcast(x, (AXIS,), 0),
+        "scattered and gathered": lax.all_gather(scatter(x), AXIS, tiled=True),
+    }
+    return differ, same
 
 
-# Of an array that is the same on each replica, and others.
-COLLECTIVES = {
-    "scattered": (
-        lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True),
-        True,
-    ),
-    "exchanged": (
-        lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
-        True,
-    ),
-    "passed on": (lambda x: lax.ppermute(x, AXIS, [(0, 1), (1, 0)]), True),
-    "passed to one": (lambda x: lax.ppermute(x, AXIS, [(0, 1)]), True),
-    "summed by each": (
-        lambda x: lax.psum(x, AXIS, axis_index_groups=[[0], [1]]),
-        True,
-    ),
-    "gathered by each": (
-        lambda x: lax.all_gather(x, AXIS, axis_index_groups=[[0], [1]]),
-        True,
-    ),
-    "summed by all": (
-        lambda x: lax.psum(x, AXIS, axis_index_groups=[[0, 1]]),
-        False,
-    ),
-    "sent by one": (lambda x: lax.pbroadcast(x, (AXIS,), 0), False),
-    "scattered in a function": (
-        lambda x: jax.jit(
-            lambda x: lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
-        )(x),
-        True,
-    ),
-    "scattered in a loop": (
-        lambda x: lax.fori_loop(
-            0, 2, lambda i, x: x + lax.ppermute(x, AXIS, [(0, 1)]), x
-        ),
-        True,
-    ),
-    "scattered and gathered": (
-        lambda x: lax.all_gather(
-            lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True),
-            AXIS,
-            tiled=True,
-        ),
-        False,
-    ),
-    "asked of Python": (
-        lambda x: jax.experimental.io_callback(lambda x: x, x, x),
-        True,
-    ),
-    "drawn by the device": (
-        lambda x: lax.rng_uniform(x[0], x[1], (2,)),
-        True,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_rendezvous_give_each_replica_its_own_or_all_the_same(name):
-    fn, expected = COLLECTIVES[name]
-    x = jnp.arange(4.0)
-    program = jax.make_jaxpr(fn, axis_env=[(AXIS, 2)])(x)
-    assert differing(program, (False,))[0] == [expected]
+def test_it_follows_what_is_of_each_replica():
+    program, shapes = jax.make_jaxpr(
+        results, axis_env=[(AXIS, 2)], return_shape=True
+    )(1.0, 2.0)
+    flags, _ = differing(program, (True, False))
+    found = jax.tree.unflatten(jax.tree.structure(shapes), flags)
+    expected = tuple(
+        dict.fromkeys(names, differs)
+        for names, differs in zip(shapes, (True, False), strict=True)
+    )
+    assert found == expected
+    program = jax.make_jaxpr(jnp.add)(1.0, 2.0)
+    assert differing(program, (False, False))[0] == [False]
 
 
 class Atom:
@@ -245,84 +153,48 @@ def test_copies_of_a_variable_stay_equal(collective):
         strategy.run(step)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_it_follows_what_is_of_each_replica(name):
-    fn, expected = CASES[name]
-    assert found(fn) == [expected]
-
-
-WRITES = {
-    "own": (lambda ref, own, shared: ref.set(own), True),
-    "shared": (lambda ref, own, shared: ref.set(shared), False),
-    "added": (lambda ref, own, shared: ref.add(own), True),
-    "own, then shared": (
-        lambda ref, own, shared: (ref.set(own), ref.set(shared)),
-        False,
+# Functions of a mutable array, and of a value of each replica's and one that
+# all share: those that leave different values there, and others.
+OWN = {
+    "own": lambda ref, own, shared: ref.set(own),
+    "added": lambda ref, own, shared: ref.add(own),
+    "a part": lambda ref, own, shared: (ref.set(own), ref.set_first(shared)),
+    "what it had": lambda ref, own, shared: (
+        ref.set(own),
+        ref.set(ref.get() + shared),
     ),
-    "own, then a part": (
-        lambda ref, own, shared: (ref.set(own), ref.set_first(shared)),
-        True,
+    "in a function": lambda ref, own, shared: jax.jit(lambda: ref.set(own))(),
+    "in a branch by own": lambda ref, own, shared: lax.cond(
+        own > 0, lambda: ref.set(shared), lambda: None
     ),
-    "what it had": (
-        lambda ref, own, shared: (ref.set(own), ref.set(ref.get() + shared)),
-        True,
+    "own in a branch": lambda ref, own, shared: lax.cond(
+        shared > 0, lambda: ref.set(own), lambda: None
     ),
-    "in a function": (
-        lambda ref, own, shared: jax.jit(lambda: ref.set(own))(),
-        True,
+    "in a loop": lambda ref, own, shared: lax.fori_loop(
+        0, 3, lambda i, x: (ref.set(x), x + own)[1], shared
     ),
-    "overwritten in a function": (
-        lambda ref, own, shared: (
-            ref.set(own),
-            jax.jit(lambda: ref.set(shared))(),
-        ),
-        False,
+    "as often as own": lambda ref, own, shared: lax.while_loop(
+        lambda x: x < own, lambda x: (ref.set(x), x + 1)[1], shared
     ),
-    "in a branch by own": (
-        lambda ref, own, shared: lax.cond(
-            own > 0, lambda: ref.set(shared), lambda: None
-        ),
-        True,
+    "in a checkpoint": lambda ref, own, shared: jax.checkpoint(
+        lambda: ref.set(own)
+    )(),
+}
+SHARED = {
+    "shared": lambda ref, own, shared: ref.set(shared),
+    "overwritten": lambda ref, own, shared: (ref.set(own), ref.set(shared)),
+    "overwritten in a function": lambda ref, own, shared: (
+        ref.set(own),
+        jax.jit(lambda: ref.set(shared))(),
     ),
-    "read in a branch by own": (
-        lambda ref, own, shared: lax.cond(
-            own > 0, lambda: ref.get(), lambda: ref.get() * 2
-        ),
-        False,
+    "read in a branch by own": lambda ref, own, shared: lax.cond(
+        own > 0, lambda: ref.get(), lambda: ref.get() * 2
     ),
-    "in a branch by shared": (
-        lambda ref, own, shared: lax.cond(
-            shared > 0, lambda: ref.set(shared), lambda: None
-        ),
-        False,
+    "in a branch by shared": lambda ref, own, shared: lax.cond(
+        shared > 0, lambda: ref.set(shared), lambda: None
     ),
-    "own in a branch by shared": (
-        lambda ref, own, shared: lax.cond(
-            shared > 0, lambda: ref.set(own), lambda: None
-        ),
-        True,
-    ),
-    "in a loop": (
-        lambda ref, own, shared: lax.fori_loop(
-            0, 3, lambda i, x: (ref.set(x), x + own)[1], shared
-        ),
-        True,
-    ),
-    "shared in a loop": (
-        lambda ref, own, shared: lax.fori_loop(
-            0, 3, lambda i, x: (ref.set(x), x + 1)[1], shared
-        ),
-        False,
-    ),
-    "as often as own": (
-        lambda ref, own, shared: lax.while_loop(
-            lambda x: x < own, lambda x: (ref.set(x), x + 1)[1], shared
-        ),
-        True,
-    ),
-    "in a checkpoint": (
-        lambda ref, own, shared: jax.checkpoint(lambda: ref.set(own))(),
-        True,
+    "shared in a loop": lambda ref, own, shared: lax.fori_loop(
+        0, 3, lambda i, x: (ref.set(x), x + 1)[1], shared
     ),
 }
 
@@ -346,24 +218,19 @@ class Ref:
         jax.ref.addupdate(self.array, ..., jnp.broadcast_to(value, (2,)))
 
 
-@pytest.mark.parametrize("name", WRITES)
-def test_it_follows_what_is_written_to_mutable_arrays(name):
-    fn, expected = WRITES[name]
+@pytest.mark.parametrize("write", [*OWN.values(), *SHARED.values()])
+def test_it_follows_what_is_written_to_mutable_arrays(write):
     ref = Ref()
 
     def body(own, shared):
-        fn(ref, own, shared)
+        write(ref, own, shared)
         return ()
 
     program = jax.make_jaxpr(body, axis_env=[(AXIS, 2)])(1.0, 2.0)
     (place,) = (i for i, each in enumerate(program.consts) if each is ref.array)
     constants = [False] * len(program.consts)
     _, after = differing(program, (True, False), constants)
-    assert after[2 + place] == expected
-
-
-def test_nothing_differs_without_something_that_does():
-    assert found(lambda own, shared: own + shared, (False, False)) == [False]
+    assert after[2 + place] == (write in OWN.values())
 
 
 def test_callbacks_are_found_wherever_they_are():

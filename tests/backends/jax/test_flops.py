@@ -1,4 +1,4 @@
-"""The work of programs, counted in their matrix products."""
+"""The work of a program is that of its matrix products."""
 
 import jax
 import numpy as np

@@ -1,6 +1,7 @@
-"""What compiled functions must not lose, mix up or get wrong silently."""
+"""Compiled functions lose nothing, mix up nothing, and get nothing wrong."""
 
 import contextlib
+import functools
 import gc
 import linecache
 import signal
@@ -16,16 +17,14 @@ import pytest
 from keras import ops
 
 import keras_dist
+from functions.helpers import array
+from functions.helpers import numbers
 from keras_dist_jax.variables.bindings import LOCK
+from nothing_lost.in_threads import in_threads
+from parity import harness
+from parity.harness import strategy as strategy_of
 
-
-def to_numpy(value):
-    return np.asarray(ops.convert_to_numpy(value))
-
-
-def strategy_of(num_replicas):
-    devices = [f"cpu:{i}" for i in range(num_replicas)]
-    return keras_dist.MirroredStrategy(devices)
+ONES = keras_dist.PerReplica([np.ones(2, "float32")] * 2)
 
 
 def uneven(rows=(3, 1)):
@@ -136,7 +135,7 @@ def test_an_interrupt_loses_no_variable(num_replicas):
                 run_until_stopped(rng.uniform(2e-4, 3e-3))
             except Interrupted:
                 stops += 1
-            numbers = to_numpy(v)
+            numbers = array(v)
             assert (numbers == numbers[0]).all()
             assert float(mean.result()) == 1.0
     finally:
@@ -146,40 +145,18 @@ def test_an_interrupt_loses_no_variable(num_replicas):
 
 
 def test_threads_get_their_own_results():
-    @keras_dist.function
-    def double(x):
-        return 2 * x
-
+    double = keras_dist.function(lambda x: 2 * x)
     layer = keras.layers.Dropout(0.5, seed=1)
     layer.build((4,))
-
-    @keras_dist.function
-    def drop(x):
-        return layer(x, training=True)
-
-    wrong = []
+    drop = keras_dist.function(lambda x: layer(x, training=True))
 
     def call(number):
-        try:
-            for _ in range(200):
-                x = np.full(4, float(number), "float32")
-                if not (to_numpy(double(x)) == 2 * number).all():
-                    wrong.append(number)
-                drop(x)
-        except Exception as error:
-            wrong.append(error)
+        for _ in range(200):
+            x = np.full(4, float(number), "float32")
+            assert (array(double(x)) == 2 * number).all()
+            drop(x)
 
-    # Daemons, or what waits for ever here would at the end of all tests too.
-    threads = [
-        threading.Thread(target=call, args=(i,), daemon=True)
-        for i in range(1, 5)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=100)
-    assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
+    in_threads(*(functools.partial(call, number) for number in range(1, 5)))
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -204,34 +181,9 @@ def test_the_error_of_a_callback_is_raised_once(num_replicas):
     assert float(v) == 0.0
     v.assign(1.0)
     result = strategy.run(step, (np.float32(2.0),))
-    assert [float(x) for x in strategy.experimental_local_results(result)] == (
-        [2.0] * num_replicas
-    )
+    assert numbers(result) == [2.0] * num_replicas
     assert float(v) == 2.0
     jax.effects_barrier()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "int32"])
-@pytest.mark.parametrize("kind", ["loop", "jit"])
-def test_programs_inside_are_compared_to_the_last_constant(kind, dtype):
-    strategy = strategy_of(2)
-    with strategy.scope():
-        v = keras.Variable(0, dtype=dtype, trainable=False)
-
-    @keras_dist.function
-    def step(x):
-        n = ops.cast(x.shape[0], dtype)
-        if kind == "jit":
-            v.assign(jax.jit(lambda a: a + n)(v.value))
-        else:
-            v.assign(ops.fori_loop(0, 1, lambda i, a: a + n, v.value))
-
-    if dtype == "int32":
-        with pytest.raises(keras_dist.ReplicaDivergenceError):
-            strategy.run(step, (uneven(),))
-        return
-    strategy.run(step, (uneven(),))
-    assert [float(each.value) for each in v.values] == [2.0, 2.0]
 
 
 def test_a_metric_is_combined_wherever_it_is_read_first():
@@ -240,15 +192,14 @@ def test_a_metric_is_combined_wherever_it_is_read_first():
         mean = keras.metrics.Mean()
         v = keras.Variable(1.0)
     step = keras_dist.function(lambda x: mean.update_state(3 * x))
-    ones = keras_dist.PerReplica([np.ones(2, "float32")] * 2)
-    strategy.run(step, (ones,))
+    strategy.run(step, (ONES,))
     grad = keras_dist.gradient(lambda: v * mean.result(), v)
     assert float(grad) == 3.0
-    strategy.run(step, (ones,))
+    strategy.run(step, (ONES,))
     with keras.StatelessScope():
         assert float(mean.result()) == 3.0
     assert float(mean.result()) == 3.0
-    strategy.run(step, (ones,))
+    strategy.run(step, (ONES,))
     jax.jit(lambda: mean.result())()
     assert float(mean.result()) == 3.0
 
@@ -261,7 +212,7 @@ def test_random_layers_with_different_numbers_of_rows(rows):
     step = keras_dist.function(lambda x: ops.sum(layer(x, training=True)))
     for _ in range(2):
         strategy.run(step, (uneven(rows),))
-    states = [to_numpy(c.value) for c in layer.seed_generator.state.values]
+    states = [array(c.value) for c in layer.seed_generator.state.values]
     np.testing.assert_array_equal(states[0], states[1])
     assert states[0][1] == 2
 
@@ -270,16 +221,8 @@ def test_random_layers_with_different_numbers_of_rows(rows):
 def test_keras_own_seeds(num_replicas):
     strategy = strategy_of(num_replicas)
     draw = keras_dist.function(lambda: keras.random.uniform((3,)))
-    first, second = (
-        np.stack(
-            [
-                to_numpy(x)
-                for x in strategy.experimental_local_results(strategy.run(draw))
-            ]
-        )
-        for _ in range(2)
-    )
-    assert len(np.unique(np.concatenate([first, second]))) == 6 * num_replicas
+    drawn = [numbers(strategy.run(draw)) for _ in range(2)]
+    assert len(np.unique(drawn)) == 6 * num_replicas
 
 
 def test_indexing_a_variable():
@@ -287,10 +230,8 @@ def test_indexing_a_variable():
     with strategy.scope():
         v = keras.Variable([1.0, 2.0, 3.0])
     step = keras_dist.function(lambda: (v[0], v[:2], v.value[1]))
-    first, two, second = strategy.run(step)
-    local = strategy.experimental_local_results
-    assert [float(x) for x in (*local(first), *local(second))] == [1, 1, 2, 2]
-    np.testing.assert_array_equal(local(two)[1], [1.0, 2.0])
+    found = [numbers(each) for each in strategy.run(step)]
+    assert found == [[1.0, 1.0], [[1.0, 2.0]] * 2, [2.0, 2.0]]
 
 
 def test_rendezvous_that_only_some_come_to_are_refused():
@@ -305,9 +246,8 @@ def test_rendezvous_that_only_some_come_to_are_refused():
             lambda: ops.sum(x),
         )
 
-    x = keras_dist.PerReplica([np.ones(2, "float32"), np.ones(2, "float32")])
     with pytest.raises(keras_dist.ReplicaDivergenceError, match="a branch"):
-        strategy.run(step, (x,))
+        strategy.run(step, (ONES,))
 
 
 @pytest.mark.parametrize("by", ["all", "each"])
@@ -328,16 +268,15 @@ def test_updates_in_a_branch(by):
         chosen = optimizer.iterations if by == "all" else x[0] - 1
         return ops.cond(ops.equal(chosen, 0), update, lambda: 0)
 
-    x = keras_dist.PerReplica([np.ones(2, "float32")] * 2)
     if by == "each":
         with pytest.raises(
             keras_dist.ReplicaDivergenceError, match="a branch that only"
         ):
-            strategy.run(step, (x,))
+            strategy.run(step, (ONES,))
         assert float(v) == 1.0
         return
     for _ in range(2):
-        strategy.run(step, (x,))
+        strategy.run(step, (ONES,))
     assert float(v) == -3.0 and int(optimizer.iterations) == 1
 
 
@@ -383,8 +322,7 @@ def test_an_array_on_another_device(num_replicas):
         v = keras.Variable(1.0)
     x = jax.device_put(np.float32(2.0), jax.devices()[3])
     result = strategy.run(keras_dist.function(lambda x: v * x), (x,))
-    for part in strategy.experimental_local_results(result):
-        assert float(part) == 2.0
+    assert numbers(result) == [2.0] * num_replicas
 
 
 READS = {
@@ -408,35 +346,56 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("read", READS)
-def test_what_was_read_outlives_the_calls_that_write(read):
-    for num_replicas in (1, 2):
-        strategy = strategy_of(num_replicas)
-        with strategy.scope():
-            v = keras.Variable(np.arange(4.0, dtype="float32"))
-        step = keras_dist.function(lambda v=v: v.assign(v + 1.0))
-        for _ in range(3):
-            strategy.run(step)
-        found = READS[read](strategy, v)
-        for _ in range(3):
-            strategy.run(step)
-        np.testing.assert_array_equal(to_numpy(v), np.arange(6.0, 10.0))
-        for part in jax.tree.leaves(found):
-            np.testing.assert_array_equal(part, np.arange(3.0, 7.0))
-
-
-def test_an_argument_outlives_training():
-    strategy = strategy_of(2)
+def written_by_a_function(strategy):
+    """A variable, and a callable that changes it."""
     with strategy.scope():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        v = keras.Variable(np.arange(4.0, dtype="float32"))
+    step = keras_dist.function(lambda: v.assign(v + 1.0))
+    return v, lambda: strategy.run(step)
+
+
+def written_by_fit(strategy):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
         model.compile("sgd", "mse")
-    kernel = model.layers[0].kernel
-    before = to_numpy(kernel)
-    found = strategy.run(lambda x: x, (kernel.value,))
     x = np.ones((4, 2), "float32")
-    model.fit(x, x[:, :1], epochs=2, verbose=0)
-    for part in found.values:
-        np.testing.assert_array_equal(part, before)
+    return model.layers[0].kernel, lambda: model.fit(x, x, verbose=0)
+
+
+@pytest.mark.parametrize("make", [written_by_a_function, written_by_fit])
+@pytest.mark.parametrize("read", READS)
+def test_what_was_read_outlives_the_calls_that_write(read, make):
+    for strategy in (strategy_of(1), strategy_of(2), harness.central(2)):
+        v, write = make(strategy)
+        write()
+        write()
+        found = READS[read](strategy, v)
+        before = np.array(v.numpy())
+        write()
+        write()
+        assert not np.array_equal(v.numpy(), before)
+        for part in jax.tree.leaves(found):
+            np.testing.assert_array_equal(part, before)
+
+
+@pytest.mark.parametrize(
+    "strategy", [strategy_of(1), strategy_of(2), harness.central(2)]
+)
+def test_arrays_of_the_users_outlive_training(strategy):
+    """Those that they assigned, and those of a model that was adopted."""
+    kernel, train = written_by_fit(strategy)
+    mine = jnp.ones((2, 2))
+    kernel.assign(mine)
+    train()
+    train()
+    np.testing.assert_array_equal(mine, np.ones((2, 2)))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    read = model.layers[0].kernel.value
+    before = np.array(read)
+    x = np.ones((4, 2), "float32")
+    strategy.distribute(model).fit(x, x, verbose=0)
+    np.testing.assert_array_equal(read, before)
 
 
 def test_branches_are_traced_once_however_deep():
@@ -451,7 +410,7 @@ def test_branches_are_traced_once_however_deep():
         )
 
     step = keras_dist.function(lambda x: nested(6, x))
-    assert to_numpy(step(np.ones(1, "float32"))).tolist() == [65.0]
+    assert array(step(np.ones(1, "float32"))).tolist() == [65.0]
     assert len(calls) == 1
 
 
@@ -459,13 +418,13 @@ def test_fit_and_a_function_do_not_wait_for_each_other():
     """A step that is traced reads a metric that a function has just written."""
     strategy = strategy_of(2)
     is_tracing, goes_on = threading.Event(), threading.Event()
-    threads = []
+    read = []  # no part of the model
     with strategy.scope():
         mean = keras.metrics.Mean()
 
         class Reads(keras.layers.Layer):
             def call(self, x):
-                if isinstance(x, jax.core.Tracer) and threads:
+                if isinstance(x, jax.core.Tracer) and read:
                     is_tracing.set()
                     goes_on.wait(5)
                     return x * (1 + 0 * read[0].total.value)
@@ -474,26 +433,18 @@ def test_fit_and_a_function_do_not_wait_for_each_other():
         model = keras.Sequential([keras.Input((2,)), Reads()])
         model.compile("sgd", "mse")
 
-    read = [mean]  # not a part of the model
     step = keras_dist.function(lambda: mean.update_state([2.0]))
     x = np.ones((6, 2), "float32")
     model.fit(x[:4], x[:4], verbose=0)
     strategy.run(step)
+    read.append(mean)
 
     def call():
         is_tracing.wait(60)
         threading.Timer(1, goes_on.set).start()
         strategy.run(step)
 
-    threads += [
-        threading.Thread(target=each, daemon=True)
-        for each in (call, lambda: model.fit(x, x, verbose=0))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    in_threads(call, lambda: model.fit(x, x, verbose=0))
     assert float(mean.total) == 8.0
 
 
@@ -513,14 +464,12 @@ def test_objects_among_the_arguments_are_let_go(nest):
             "SUM", ops.sum(x * total)
         )
 
-    x = keras_dist.PerReplica([np.ones(2, "float32")] * 2)
-
     def run(factor):
         made = Config()
         made.factor = factor
         for _ in range(2):
-            found = strategy.run(step, (x, nest([made])))
-            assert [float(each) for each in found.values] == [4 * factor] * 2
+            found = strategy.run(step, (ONES, nest([made])))
+            assert numbers(found) == [4 * factor] * 2
         return weakref.ref(made)
 
     assert run(2.0)() is None
@@ -578,8 +527,7 @@ def test_a_function_that_jax_has_traced_in_another_one():
     def train(x):
         return keras_dist.value_and_grad(lambda: squares(v * ops.sum(x)), [v])
 
-    ones = np.ones(2, "float32")
-    x = keras_dist.PerReplica([ones, 2 * ones])
+    x = keras_dist.PerReplica(np.float32([[1, 1], [2, 2]]))
     assert float(strategy.run(evaluate, (x,)).values[0]) == 80.0
     gc.collect()
     loss, (gradient,) = strategy.run(train, (x,))
@@ -631,7 +579,7 @@ def normalized(way, strategy):
         strategy.run(compiled, (batch,)) if strategy else step(
             jnp.asarray(rows)
         )
-    return [*map(to_numpy, [*model.variables, drop.seed_generator.state])]
+    return [*map(array, [*model.variables, drop.seed_generator.state])]
 
 
 @pytest.mark.parametrize("variables", ["mirrored", "sharded"])
@@ -694,14 +642,14 @@ def test_variables_in_functions_that_vmap_maps(num_replicas):
     run = strategy.run if strategy else lambda fn, args: fn(*args)
     found = run(step, (jnp.asarray(x),))
     counts, branches, loops, kept = (
-        to_numpy(each.values[0] if strategy else each) for each in found
+        array(each.values[0] if strategy else each) for each in found
     )
     np.testing.assert_array_equal(counts, x * 2)
     np.testing.assert_array_equal(branches, np.where(x[:, :1] > 1, x * 2, x))
     np.testing.assert_array_equal(loops, [[4, 5], [4, 5], [4, 5]])
     assert set(kept.ravel()) == {0.0, 2.0}
     assert float(count) == 1.0
-    assert to_numpy(seed)[1] == 1
+    assert array(seed)[1] == 1
 
 
 def test_a_custom_derivative_that_reads_a_variable_runs_uncompiled(capfd):
@@ -787,4 +735,4 @@ def test_another_array_in_the_memory_of_one_that_is_held():
     alias = jax.device_put(held, jax.devices()[0])
     add()
     np.testing.assert_array_equal(alias, 1.0)
-    np.testing.assert_array_equal(to_numpy(v), 2.0)
+    np.testing.assert_array_equal(array(v), 2.0)

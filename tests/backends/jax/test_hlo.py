@@ -1,4 +1,4 @@
-"""What is read in the text of a compiled program."""
+"""The collectives in a compiled program's text are found and counted."""
 
 import pytest
 

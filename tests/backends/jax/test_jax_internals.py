@@ -1,4 +1,4 @@
-"""JAX's private functions, on arguments that the public ones would take."""
+"""JAX's private functions take what the public ones take."""
 
 import jax
 import numpy as np

@@ -1,4 +1,7 @@
-"""One test for each kind of failure: weights, and `fit` afterwards."""
+"""After a step fails on JAX' devices, weights are good and `fit` goes on.
+
+The failures of all backends are in `tests/nothing_lost`.
+"""
 
 import itertools
 import signal
@@ -9,15 +12,21 @@ import keras
 import numpy as np
 import pytest
 
+import keras_dist
 from keras_dist_jax.fit import epoch_copy
 from keras_dist_jax.placement import arrays
-from keras_versions import READS_AHEAD
+from parity import harness
 
 REPLICAS = pytest.mark.parametrize("num_replicas", [1, 2])
 
 
 class Boom(Exception):
     """Raised by the tests."""
+
+
+def state_variables(model):
+    own = [model.optimizer.variables, model.metrics_variables]
+    return [*model.variables, *itertools.chain(*own)]
 
 
 def weights_of(model):
@@ -33,9 +42,9 @@ class Trajectory:
     """The weights after each step of `fit`, batches of 8 unshuffled."""
 
     def __init__(self, model, data):
-        self.model = model
-        self.start = model.get_weights()
-        self.start_optimizer = [np.array(v) for v in model.optimizer.variables]
+        model.optimizer.iterations.assign(0)
+        self.variables = [*model.variables, *model.optimizer.variables]
+        self.model, self.start = model, weights_of(model)
         self.states = [model.get_weights()]
         for begin in range(0, len(data[0]), 8):
             model.train_on_batch(*(a[begin : begin + 8] for a in data))
@@ -43,10 +52,7 @@ class Trajectory:
         self.reset()
 
     def reset(self):
-        self.model.set_weights(self.start)
-        for variable, value in zip(
-            self.model.optimizer.variables, self.start_optimizer, strict=True
-        ):
+        for variable, value in zip(self.variables, self.start, strict=True):
             variable.assign(value)
 
     def assert_at(self, step):
@@ -73,136 +79,6 @@ def fit(model, data, **kwargs):
     return model.fit(*data, **kwargs)
 
 
-@REPLICAS
-@pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
-def test_an_exception_in_data(trained, data, num_replicas, error):
-    model = trained(num_replicas)
-    model.optimizer.iterations.assign(0)
-    trajectory = Trajectory(model, data)
-
-    def batches():
-        for begin in range(0, 24, 8):
-            yield tuple(a[begin : begin + 8] for a in data)
-        raise error
-
-    with pytest.raises(error):
-        model.fit(batches(), steps_per_epoch=9, shuffle=False, verbose=0)
-    trajectory.assert_at(2 if READS_AHEAD else 3)
-    fit(model, data)
-
-
-@REPLICAS
-@pytest.mark.parametrize("error", [Boom, KeyboardInterrupt])
-@pytest.mark.parametrize("when", ["begin", "end"])
-def test_an_exception_in_a_callback(trained, data, num_replicas, error, when):
-    model = trained(num_replicas)
-    model.optimizer.iterations.assign(0)
-    trajectory = Trajectory(model, data)
-
-    def fail(batch, logs):
-        if batch == 2:
-            raise error
-
-    callback = keras.callbacks.LambdaCallback(
-        **{f"on_train_batch_{when}": fail}
-    )
-    with pytest.raises(error):
-        fit(model, data, callbacks=[callback])
-    trajectory.assert_at(2 if when == "begin" else 3)
-    fit(model, data)
-
-
-@REPLICAS
-def test_wrong_shapes_in_the_first_batch(trained, data, num_replicas):
-    model = trained(num_replicas)
-    before = weights_of(model)
-    x, y = data
-    with pytest.raises(ValueError, match="incompatible"):
-        model.fit(x[:, :5], y, verbose=0)
-    assert_same(weights_of(model), before)
-    for method in (model.evaluate, model.train_on_batch, model.test_on_batch):
-        with pytest.raises(ValueError, match="incompatible"):
-            method(x[:8, :5], y[:8])
-        assert_same(weights_of(model), before)
-    for method in (model.predict, model.predict_on_batch):
-        with pytest.raises(ValueError, match="incompatible"):
-            method(x[:8, :5])
-        assert_same(weights_of(model), before)
-    fit(model, data)
-
-
-@REPLICAS
-def test_wrong_shapes_in_a_later_batch(trained, data, num_replicas):
-    model = trained(num_replicas)
-    model.optimizer.iterations.assign(0)
-    trajectory = Trajectory(model, data)
-    x, y = data
-
-    def batches():
-        yield x[:8], y[:8]
-        yield x[8:16], y[8:16]
-        yield x[:8, :5], y[:8]
-
-    with pytest.raises(ValueError, match="incompatible"):
-        model.fit(batches(), steps_per_epoch=3, shuffle=False, verbose=0)
-    trajectory.assert_at(2)
-    fit(model, data)
-
-
-class Failing(keras.Sequential):
-    """A model whose steps can be told to fail, in several ways."""
-
-    trace = None
-
-    def train_step(self, state, data):
-        logs, state = super().train_step(state, data)
-        if self.trace is not None:
-            raise self.trace
-        return logs, state
-
-
-@REPLICAS
-def test_an_exception_while_the_step_is_traced(make_model, data, num_replicas):
-    model = make_model(num_replicas, cls=Failing)
-    for layer in model.layers:
-        layer.kernel_regularizer = keras.regularizers.L2(1e-3)
-    before = model.get_weights()
-    model.trace = Boom()
-    with pytest.raises(Boom):
-        fit(model, data)
-    assert_same(model.get_weights(), before)
-    model.trace = None
-    fit(model, data)
-
-
-@REPLICAS
-def test_an_exception_in_the_traced_loss(make_model, data, num_replicas):
-    # Keras keeps the activity loss of a trace that failed, and would leave
-    # it out of the next one.
-    def train(fails):
-        failing = [False]
-
-        def loss(y_true, y_pred):
-            if failing[0]:
-                raise Boom
-            return keras.ops.mean(keras.ops.square(y_pred - 1), axis=-1)
-
-        model = make_model(num_replicas, loss=loss, optimizer="sgd")
-        model.layers[0].activity_regularizer = keras.regularizers.L2(1.0)
-        fit(model, data)
-        before = model.get_weights()
-        failing[0] = fails
-        if fails:
-            with pytest.raises(Boom):
-                fit(model, data, batch_size=16)
-        assert_same(model.get_weights(), before)
-        failing[0] = False
-        fit(model, data, batch_size=16)
-        return model.get_weights()
-
-    assert_same(train(fails=True), train(fails=False))
-
-
 class CallsBack(keras.Sequential):
     """A model whose steps call a function on the host."""
 
@@ -224,19 +100,14 @@ class CallsBack(keras.Sequential):
 
 class CallsBackInLoop(CallsBack):
     def called(self, loss):
-        return jax.lax.fori_loop(
-            0,
-            1,
-            lambda i, z: z + super(CallsBackInLoop, self).called(loss),
-            0.0,
-        )
+        own = super().called
+        return jax.lax.fori_loop(0, 1, lambda i, z: z + own(loss), 0.0)
 
 
 class CallsBackIo(CallsBack):
     def called(self, loss):
         shape = jax.ShapeDtypeStruct((), np.float32)
-        io_callback = jax.experimental.io_callback
-        return io_callback(self.on_host, shape, loss)
+        return jax.experimental.io_callback(self.on_host, shape, loss)
 
 
 class Debugs(CallsBack):
@@ -245,15 +116,38 @@ class Debugs(CallsBack):
         return 0.0
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2, 4])
-@pytest.mark.parametrize("step", [1, 8])
-def test_a_step_that_fails_on_the_device(make_model, data, num_replicas, step):
-    model = make_model(num_replicas, cls=CallsBack)
-    fit(model, data)
-    at_start = weights_of(model)
-    model.fails_at = model.seen + step
-    with pytest.raises(Exception, match="on the host"):
+@pytest.fixture
+def fails(make_model, data):
+    """Fits a model that calls back, and then again so that it fails."""
+
+    def make(num_replicas=2, step=3, cls=CallsBack, strategy=None, **kwargs):
+        model = make_model(num_replicas, cls=cls, strategy=strategy)
         fit(model, data)
+        before = weights_of(model)
+        kept = [np.array(v) for v in state_variables(model)]
+        model.fails_at = model.seen + step
+        with pytest.raises(Exception, match="on the host") as info:
+            fit(model, data, **kwargs)
+        return model, before, kept, info.value
+
+    return make
+
+
+def on_two_devices_each(num_replicas):
+    return keras_dist.MirroredStrategy(
+        logical_devices=2, layout_map={".*kernel": ("logical",)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "strategy"),
+    [(1, None), (4, None), (2, harness.sharded), (2, on_two_devices_each)],
+)
+@pytest.mark.parametrize("step", [1, 8])
+def test_a_step_that_fails_on_the_device(
+    fails, data, num_replicas, strategy, step
+):
+    model, at_start, *_ = fails(num_replicas, step, strategy=strategy)
     # The epoch's metrics are not part of what is kept.
     assert int(model.optimizer.iterations) == 8
     skip = {id(v) for m in model.metrics for v in m.variables}
@@ -266,12 +160,9 @@ def test_a_step_that_fails_on_the_device(make_model, data, num_replicas, step):
 
 
 @pytest.mark.parametrize("cls", [CallsBackInLoop, CallsBackIo, Debugs])
-def test_other_callbacks_that_fail_on_the_device(make_model, data, cls):
-    model = make_model(2, cls=cls)
-    fit(model, data)
-    model.fails_at = model.seen + 3
-    with pytest.raises(Boom, match="on the host"):
-        fit(model, data)
+def test_other_callbacks_that_fail_on_the_device(fails, data, cls):
+    model, *_, error = fails(cls=cls)
+    assert isinstance(error, Boom)
     assert int(model.optimizer.iterations) == 8
     fit(model, data)
 
@@ -330,41 +221,27 @@ def test_workers_decide_together_on_a_copy(monkeypatch, wish, own):
     assert asked == [own]
 
 
-def test_an_epoch_before_the_failure_is_kept(make_model, data):
-    model = make_model(2, cls=CallsBack)
-    fit(model, data)
-    model.fails_at = model.seen + 8 + 3
-    with pytest.raises(Boom, match="on the host"):
-        fit(model, data, epochs=2)
+def test_an_epoch_before_the_failure_is_kept(fails):
+    model, *_ = fails(step=8 + 3, epochs=2)
     assert int(model.optimizer.iterations) == 16
 
 
-def test_metrics_that_are_reset_within_an_epoch(make_model, data):
-    """By a callback that has the model from elsewhere."""
-    model = make_model(2, cls=CallsBack)
-    fit(model, data)
-    model.fails_at = model.seen + 3
-    reset = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: model.reset_metrics()
-    )
-    with pytest.raises(Exception, match="on the host"):
-        fit(model, data, callbacks=[reset])
+def test_metrics_that_are_reset_within_an_epoch(fails, data):
+    """By a callback that does not ask Keras for its `model`."""
+    reset = keras.callbacks.Callback()
+    reset.on_train_batch_end = lambda batch, logs: reset._model.reset_metrics()
+    model, *_ = fails(callbacks=[reset])
     assert int(model.optimizer.iterations) == 8
     fit(model, data)
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
+@REPLICAS
 def test_without_a_copy_an_error_says_what_is_lost(
-    make_model, data, num_replicas, monkeypatch
+    fails, data, num_replicas, monkeypatch
 ):
     monkeypatch.setenv("KERAS_DIST_EPOCH_COPY", "never")
-    model = make_model(num_replicas, cls=CallsBack)
-    fit(model, data)
-    kept = [np.array(v) for v in state_variables(model)]
-    model.fails_at = model.seen + 3
-    with pytest.raises(Exception, match="on the host") as info:
-        fit(model, data)
-    (note,) = info.value.__notes__
+    model, _, kept, error = fails(num_replicas)
+    (note,) = error.__notes__
     assert "kept no copy" in note
     assert "checkpoint" in note
     for variable, value in zip(state_variables(model), kept, strict=True):
@@ -399,11 +276,6 @@ def test_a_copy_that_the_host_has_no_memory_for(
         fit(model, data)
 
 
-def state_variables(model):
-    own = [model.optimizer.variables, model.metrics_variables]
-    return [*model.variables, *itertools.chain(*own)]
-
-
 def test_the_limit_of_a_container_counts(tmp_path, monkeypatch):
     assert epoch_copy.free_memory() > 2**20
     (tmp_path / "memory.max").write_text("1000\n")
@@ -434,7 +306,6 @@ def test_train_on_batch_that_fails_on_the_device(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_at_any_time(trained, data):
     model = trained(2)
-    model.optimizer.iterations.assign(0)
     trajectory = Trajectory(model, data)
     fit(model, data)
 
@@ -471,19 +342,8 @@ def test_interrupts_at_any_time(trained, data):
 
 
 @REPLICAS
-def test_an_array_that_was_read_outlives_the_steps(trained, data, num_replicas):
-    model = trained(num_replicas)
-    held = [variable.value for variable in model.trainable_variables]
-    before = [np.array(value) for value in held]
-    fit(model, data)
-    for value, old in zip(held, before, strict=True):
-        np.testing.assert_array_equal(value, old)
-
-
-@REPLICAS
 def test_callbacks_read_and_write_the_state(trained, data, num_replicas):
     model = trained(num_replicas)
-    model.optimizer.iterations.assign(0)
     trajectory = Trajectory(model, data)
 
     class Reads(keras.callbacks.Callback):
@@ -496,37 +356,25 @@ def test_callbacks_read_and_write_the_state(trained, data, num_replicas):
     trajectory.assert_at(8)
 
 
-def test_models_in_turns_and_in_another_thread(trained, data):
+@pytest.mark.parametrize("at_once", [False, True])
+def test_models_in_other_threads(trained, data, at_once):
+    """In turns, or each in a thread of its own."""
     models = [trained(n) for n in (2, 4, None)]
-    results = []
 
-    def run():
-        for _ in range(2):
-            for model in models:
-                results.append(fit(model, data).history["loss"][0])
+    def run(*chosen):
+        for model in chosen * 2:
+            fit(model, data, epochs=10 if at_once else 1)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    for start in range(0, 6, 3):
-        turn = results[start : start + 3]
-        np.testing.assert_allclose(turn, turn[0], rtol=1e-5)
-
-
-def test_two_threads_at_once(trained, data):
-    models = [trained(2), trained(4)]
-    threads = [
-        threading.Thread(target=fit, args=(m, data), kwargs={"epochs": 20})
-        for m in models
-    ]
+    each = [(model,) for model in models[:2]] if at_once else [models]
+    threads = [threading.Thread(target=run, args=args) for args in each]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for one, other in zip(
-        models[0].get_weights(), models[1].get_weights(), strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    first, *others = (model.get_weights() for model in models[: 3 - at_once])
+    for weights in others:
+        for one, other in zip(weights, first, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_nothing_is_kept_after_fit(trained, data, live_bytes):

@@ -1,4 +1,4 @@
-"""Gradients that `fit` sums over CPU devices in the shape of their variable."""
+"""`fit` sums gradients over CPU devices in the shape of their variables."""
 
 import itertools
 import operator
@@ -13,23 +13,19 @@ from jax.extend.core import jaxpr_as_fun
 from keras import layers
 from keras import ops
 
-import keras_dist
 from backends.jax import late_transposition
-from backends.jax import test_sharded
+from backends.jax import measures
 from keras_dist_jax.jax_internals import opened
 from keras_dist_jax.placement import layout
 from keras_dist_jax.programs.jaxprs import inner
 from keras_dist_jax.programs.jaxprs import rewritten
 from keras_dist_jax.programs.products import untransposed
+from parity import harness
 from parity.harness import assert_same
 from parity.harness import state_of
 
 ROWS, LENGTH, WIDTH, CLASSES, DEPTH = 16, 4, 40, 4, 3
-KINDS = [
-    {},
-    {"optimizer_state": "sharded"},
-    {"variables": "sharded"},
-]
+KINDS = [harness.strategy, harness.sharded, harness.sharded_variables]
 
 
 def few_ones(shape, dtype=None):
@@ -86,21 +82,17 @@ def stack():
     ]
 
 
-def trained(kind, make=stack, optimizer=None, steps=1, num_replicas=2):
+def trained(make_strategy, make=stack, optimizer=None, steps=1, num_replicas=2):
     """A model's state after some steps; shapes of what a step sums."""
     keras.utils.set_random_seed(0)
-    devices = [f"cpu:{index}" for index in range(num_replicas)]
-    with keras_dist.MirroredStrategy(devices, **kind).scope():
+    with make_strategy(num_replicas).scope():
         model = keras.Sequential(make())
         model.compile(optimizer or keras.optimizers.SGD(2.0**-8), "mse")
     rng = np.random.default_rng(0)
     shape = (steps * ROWS, *model.input_shape[1:])
     x = rng.integers(-1, 2, shape).astype("float32")
     y = rng.integers(-1, 2, (len(x), *model.output_shape[1:])).astype("float32")
-    before = test_sharded.train_programs()
-    model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
-    (program,) = [e for e in test_sharded.train_programs() if e not in before]
-    text = program.hlo_modules()[0].to_string()
+    text = measures.text_of(measures.step_of(model, x, y, ROWS))
     return state_of(model), late_transposition.sums_of(text)
 
 
@@ -137,7 +129,7 @@ def in_wrong_shapes(state, sums):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 def test_gradients_are_summed_in_the_shape_of_their_variables(kind, without):
     """And their bits are those that JAX computes without the exchange."""
     state, sums = trained(kind)
@@ -164,7 +156,7 @@ def rounding():
     ]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 def test_three_steps_of_adam(kind, without):
     """Sums over two axes are in another order: that of one device."""
     state, _ = trained(kind, rounding, "adam", steps=3, num_replicas=4)
@@ -173,19 +165,13 @@ def test_three_steps_of_adam(kind, without):
     assert_same(state, plain, 1e-5)
 
 
-def shares_of(num_rows):
-    """Shapes of what is summed in a step of two shares."""
-    with keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).scope():
+def test_unequal_shares():
+    with harness.strategy(2).scope():
         model = keras.Sequential([keras.Input((7,)), layers.Dense(3)])
         model.compile("sgd", "mse")
-    before = test_sharded.train_programs()
-    model.fit(np.ones((num_rows, 7)), np.ones((num_rows, 3)), verbose=0)
-    (program,) = [e for e in test_sharded.train_programs() if e not in before]
-    return late_transposition.sums_of(program.hlo_modules()[0].to_string())
-
-
-def test_unequal_shares():
-    assert (7, 3) in shares_of(5) and (3, 7) not in shares_of(5)
+    program = measures.step_of(model, np.ones((5, 7)), np.ones((5, 3)))
+    summed = late_transposition.sums_of(measures.text_of(program))
+    assert (7, 3) in summed and (3, 7) not in summed
 
 
 def gradient_of(layer):
@@ -197,13 +183,22 @@ def gradient_of(layer):
     return jax.grad(loss)
 
 
-def transposed(*shapes, use=lambda product: product.mT, **options):
-    """A transposed product, as a function of its operands."""
+def einsum(equation):
+    return gradient_of(lambda x, kernel: jnp.einsum(equation, x, kernel))
+
+
+def of_bfloat16(x, kernel, result=None):
+    x, kernel = (each.astype("bfloat16") for each in (x, kernel))
+    return lax.dot(x, kernel, preferred_element_type=result)
+
+
+def transposed(use=lambda product: product.mT, **options):
+    """A transposed product as a function of its operands, and their shapes."""
 
     def call(left, right):
         return use(lax.dot(left, right, **options))
 
-    return call, *shapes
+    return call, (30, 50), (50, 70)
 
 
 def scan(block):
@@ -218,63 +213,41 @@ def square(x, kernel):
 
 
 ALGORITHM = lax.DotAlgorithm(*[np.float32] * 3, 1, 1, 1, False)
+KERNEL, INPUTS = (50, 70), (30, 50)
 # Functions, shapes of their arguments, transpositions without and with the
 # exchange.
 PRODUCTS = {
-    "matrix": (gradient_of(jnp.matmul), (50, 70), (30, 50), 1, 0),
-    "rows of rows": (gradient_of(jnp.matmul), (50, 70), (3, 9, 50), 1, 0),
+    "matrix": (gradient_of(jnp.matmul), KERNEL, INPUTS, 1, 0),
+    "rows of rows": (gradient_of(jnp.matmul), KERNEL, (3, 9, 50), 1, 0),
     "batch": (gradient_of(jnp.matmul), (2, 50, 70), (2, 30, 50), 1, 0),
-    "heads": (
-        gradient_of(lambda x, k: jnp.einsum("abc,cde->abde", x, k)),
-        *((50, 4, 16), (3, 9, 50), 1, 0),
-    ),
-    "joined heads": (
-        gradient_of(lambda x, k: jnp.einsum("abcd,cde->abe", x, k)),
-        *((4, 16, 50), (3, 9, 4, 16), 1, 0),
-    ),
-    "transposed kernel": (
-        gradient_of(lambda x, k: x @ k.T),
-        *((70, 50), (30, 50), 3, 1),
-    ),
+    "heads": (einsum("abc,cde->abde"), (50, 4, 16), (3, 9, 50), 1, 0),
+    "joined": (einsum("abcd,cde->abe"), (4, 16, 50), (3, 9, 4, 16), 1, 0),
+    "transposed": (gradient_of(lambda x, k: x @ k.T), (70, 50), INPUTS, 3, 1),
     "scan": (gradient_of(scan(square)), (3, 40, 40), (30, 40), 1, 0),
     "scan, again": (
-        gradient_of(scan(jax.checkpoint(square))),
-        *((3, 40, 40), (30, 40), 1, 0),
+        *(gradient_of(scan(jax.checkpoint(square))), (3, 40, 40), (30, 40)),
+        *(1, 0),
     ),
     "branches": (
         gradient_of(lambda x, k: lax.cond(x[0, 0] > 0, square, jnp.dot, x, k)),
-        *((50, 70), (30, 50), 2, 0),
+        *(KERNEL, INPUTS, 2, 0),
     ),
     "float32 of bfloat16": (
-        gradient_of(
-            lambda x, k: lax.dot(
-                *(x.astype("bfloat16"), k.astype("bfloat16")),
-                preferred_element_type="float32",
-            )
-        ),
-        *((50, 70), (30, 50), 1, 0),
+        gradient_of(lambda x, k: of_bfloat16(x, k, "float32")),
+        *(KERNEL, INPUTS, 1, 0),
     ),
     "precision of each": (
-        *transposed((30, 50), (50, 70), precision=("highest", "default")),
+        *transposed(precision=("highest", "default")),
         *(1, 0),
     ),
     # Left alone:
-    "used twice": (
-        *transposed((30, 50), (50, 70), use=lambda p: (p.T, p + 1)),
-        *(1, 1),
-    ),
-    "returned": (
-        *transposed((30, 50), (50, 70), use=lambda p: (p.T, p)),
-        *(1, 1),
-    ),
+    "used twice": (*transposed(use=lambda p: (p.T, p + 1)), 1, 1),
+    "returned": (*transposed(use=lambda p: (p.T, p)), 1, 1),
     "other axes": (
         lambda a, b: jnp.einsum("abc,cd->abd", a, b).transpose((1, 0, 2)),
         *((2, 3, 5), (5, 7), 1, 1),
     ),
-    "bfloat16": (
-        gradient_of(lambda x, k: x.astype("bfloat16") @ k.astype("bfloat16")),
-        *((50, 70), (30, 50), 1, 1),
-    ),
+    "bfloat16": (gradient_of(of_bfloat16), KERNEL, INPUTS, 1, 1),
 }
 
 
@@ -309,7 +282,7 @@ def test_the_numbers_of_one_device(name):
 
 
 def test_an_algorithm_may_tell_operands_apart():
-    fn, *shapes = transposed((30, 50), (50, 70), precision=ALGORITHM)
+    fn, *shapes = transposed(precision=ALGORITHM)
     program = jax.make_jaxpr(fn)(*map(np.ones, shapes))
     assert str(untransposed(program)) == str(program)
 

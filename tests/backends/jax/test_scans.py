@@ -1,4 +1,4 @@
-"""Layers in a scan: under variables='sharded', a step gathers its own slice."""
+"""A step of a scan gathers its own slice of what `variables="sharded"` cut."""
 
 import functools
 
@@ -9,15 +9,18 @@ import pytest
 from keras import layers
 from keras import ops
 
-import keras_dist
-from backends.jax import test_sharded
+from backends.jax import measures
+from backends.jax.parts import CLASSES
+from backends.jax.parts import LABELS
+from backends.jax.parts import ROWS
+from backends.jax.parts import assert_numbers_of_one_device
+from backends.jax.parts import made
+from backends.jax.parts import sharded
 from keras_dist_jax.sharding import shards
-from parity.harness import assert_same
-from parity.harness import state_of
+from parity.harness import dtype_policy
 
-DEPTH, WIDTH, ROWS = 6, 64, 22
+DEPTH, WIDTH = 6, 64
 X = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
-Y = np.random.default_rng(1).normal(size=(ROWS, 1)).astype("float32")
 
 
 def scanned(f, x, xs):
@@ -30,9 +33,6 @@ def checkpointed(f, x, xs):
 
 def of_keras(f, x, xs):
     return ops.scan(f, x, xs, reverse=True)[0]
-
-
-WAYS = [scanned, checkpointed, of_keras]
 
 
 class Stack(layers.Layer):
@@ -59,63 +59,57 @@ class Stack(layers.Layer):
         return self.way(layer, x, (self.kernel.value, self.bias.value))
 
 
-def model_of(way, depth=DEPTH, width=WIDTH):
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential(
-        [keras.Input((width,)), Stack(way, depth), layers.Dense(1)]
-    )
-    model.compile("adam", "mse")
-    return model
+class Penalized(Stack):
+    """Uses its kernel in a scan and outside of it."""
+
+    def call(self, x):
+        kernel = self.kernel.value
+
+        def layer(x, kernel):
+            return x + ops.tanh(x @ kernel), ops.sum(kernel)
+
+        x, sums = jax.lax.scan(layer, x, kernel)
+        return x * (1 + ops.mean(sums) - ops.sum(kernel) / self.depth)
 
 
-def sharded(way, *sizes):
-    strategy = keras_dist.MirroredStrategy(
-        [f"cpu:{index}" for index in range(4)], variables="sharded"
-    )
-    with strategy.scope():
-        return model_of(way, *sizes)
+def scanned_layers(way=scanned, cls=Stack, depth=DEPTH, width=WIDTH):
+    inputs = keras.Input((width,))
+    x = layers.Dense(CLASSES)(cls(way, depth, name="stack")(inputs))
+    return keras.Model(inputs, x), X[:, :width]
 
 
-def outcome(model, x=X):
-    history = model.fit(
-        x, Y, batch_size=8, epochs=2, shuffle=False, verbose=0
-    ).history
-    return {
-        "losses": np.array(history["loss"]),
-        "evaluation": np.array(model.evaluate(x, Y, verbose=0)),
-        "predictions": model.predict(x, verbose=0),
-        **state_of(model),
-    }
+@pytest.mark.parametrize(
+    ("options", "rtol"),
+    [
+        ({"way": scanned}, 2e-4),
+        ({"way": checkpointed}, 2e-4),
+        ({"way": of_keras}, 2e-4),
+        ({"cls": Penalized}, 5e-4),
+        # The first axis is the one that is cut: a slice is on one device.
+        ({"depth": 64, "width": 8}, 2e-4),
+    ],
+)
+def test_the_numbers_of_one_device(options, rtol):
+    make = functools.partial(scanned_layers, **options)
+    model = assert_numbers_of_one_device(make, "adam", sharded(), rtol)
+    kernel = model.get_layer("stack").kernel
+    assert shards.is_sharded(kernel)
+    is_spread = shards.shards_of(kernel).of_slices() is None
+    assert is_spread == ("depth" in options)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_numbers_of_one_device(way):
-    expected = outcome(model_of(way))
-    model = sharded(way)
-    assert all(map(shards.is_sharded, model.layers[0].weights[:1]))
-    assert_same(outcome(model), expected, 2e-4)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_mixed_precision(way):
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        expected, found = outcome(model_of(way)), outcome(sharded(way))
-    finally:
-        keras.config.set_dtype_policy("float32")
-    assert_same(found, expected, 0.05, atol=0.02)
-
-
-def collectives_of(model):
-    before = test_sharded.train_programs()
-    model.fit(X[:16], Y[:16], batch_size=16, verbose=0)
-    (program,) = [e for e in test_sharded.train_programs() if e not in before]
-    return test_sharded.collectives_in(program)
+def test_mixed_precision():
+    make = functools.partial(scanned_layers, checkpointed)
+    with dtype_policy("mixed_bfloat16"):
+        assert_numbers_of_one_device(make, "adam", sharded(), 0.05, atol=0.02)
 
 
 @pytest.mark.parametrize(("way", "unrolled"), [(scanned, 1), (checkpointed, 2)])
 def test_no_device_has_more_than_a_slice(way, unrolled):
-    found = collectives_of(sharded(way))
+    make = functools.partial(scanned_layers, way)
+    model, x = made(make, "adam", sharded())
+    program = measures.step_of(model, x[:16], LABELS[:16])
+    found = measures.collectives_in(program)
     gathers = [size for kind, size in found if kind == "all-gather"]
     kernel, bias = 4 * WIDTH * WIDTH, 4 * WIDTH
     assert gathers and max(gathers) <= kernel
@@ -124,45 +118,8 @@ def test_no_device_has_more_than_a_slice(way, unrolled):
     assert most <= unrolled * (kernel + bias) < DEPTH * kernel
 
 
-def test_a_stack_whose_layers_are_spread_is_gathered_whole():
-    """The first axis is the one that is cut: a slice is on one device."""
-    x = X[:, :8]
-    expected = outcome(model_of(scanned, 64, 8), x)
-    model = sharded(scanned, 64, 8)
-    assert shards.shards_of(model.layers[0].kernel).of_slices() is None
-    assert_same(outcome(model, x), expected, 2e-4)
-
-
-def test_a_value_may_be_used_in_a_scan_and_outside_of_it():
-    class Penalized(Stack):
-        def call(self, x):
-            kernel = self.kernel.value
-
-            def layer(x, kernel):
-                return x + ops.tanh(x @ kernel), ops.sum(kernel)
-
-            x, sums = jax.lax.scan(layer, x, kernel)
-            return x * (1 + ops.mean(sums) - ops.sum(kernel) / self.depth)
-
-    def made():
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential(
-            [keras.Input((WIDTH,)), Penalized(None), layers.Dense(1)]
-        )
-        model.compile("adam", "mse")
-        return model
-
-    expected = outcome(made())
-    strategy = keras_dist.MirroredStrategy(
-        [f"cpu:{index}" for index in range(4)], variables="sharded"
-    )
-    with strategy.scope():
-        model = made()
-    assert_same(outcome(model), expected, 5e-4)
-
-
 def test_other_scans_are_left_to_jax():
-    sharded(scanned)
+    made(scanned_layers, "adam", sharded())
     step = functools.partial(lambda carry, x: (carry + x, carry))
     total, before = jax.lax.scan(f=step, init=0.0, xs=np.arange(4.0))
     assert total == 6 and before.tolist() == [0, 0, 1, 3]

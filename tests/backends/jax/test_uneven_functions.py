@@ -1,6 +1,6 @@
-"""Compiled functions of replicas with different numbers of rows.
+"""Compiled functions take replicas with different numbers of rows.
 
-They run uncompiled, and say so once.
+They run uncompiled then, and say so once.
 """
 
 import jax
@@ -10,15 +10,9 @@ import pytest
 from keras import ops
 
 import keras_dist
-
-
-def to_numpy(value):
-    return np.asarray(ops.convert_to_numpy(value))
-
-
-def strategy_of(num_replicas):
-    devices = [f"cpu:{i}" for i in range(num_replicas)]
-    return keras_dist.MirroredStrategy(devices)
+from functions.helpers import local
+from functions.helpers import numbers
+from functions.helpers import strategy_of
 
 
 def rows(strategy, sizes, width=3):
@@ -37,10 +31,7 @@ def both(strategy, fn, *args):
     """What the compiled and the uncompiled function return, on each."""
     compiled = strategy.run(keras_dist.function(fn), args)
     plain = strategy.run(fn, args)
-    return [
-        [to_numpy(x) for x in strategy.experimental_local_results(each)]
-        for each in (compiled, plain)
-    ]
+    return local(compiled), local(plain)
 
 
 SIZES = [(3, 2), (2, 0), (1, 1, 0, 1), (5, 1, 3, 2)]
@@ -88,8 +79,7 @@ def test_collectives_in_a_branch_are_refused_on_unequal_rows():
         )
 
     even, uneven = rows(strategy, (2, 2))[0], rows(strategy, (3, 2))[0]
-    totals = strategy.experimental_local_results(strategy.run(step, (even,)))
-    assert [float(each) for each in totals] == [pytest.approx(6.6)] * 2
+    assert numbers(strategy.run(step, (even,))) == [pytest.approx(6.6)] * 2
     with pytest.raises(keras_dist.UnsupportedModelError, match="control flow"):
         strategy.run(step, (uneven,))
 
@@ -153,9 +143,8 @@ def test_what_is_written_to_a_mutable_array_stays():
         return total[...] + 0 * context().all_reduce("SUM", ops.sum(x))
 
     x, parts = rows(strategy, (2, 1))
-    found = strategy.experimental_local_results(strategy.run(step, (x,)))
     expected = [part.sum() for part in parts]
-    np.testing.assert_allclose([*map(to_numpy, found)], expected)
+    np.testing.assert_allclose(numbers(strategy.run(step, (x,))), expected)
 
 
 def test_steps_of_a_scan_are_run_one_by_one():
@@ -168,26 +157,36 @@ def test_steps_of_a_scan_are_run_one_by_one():
     assert float(v) == x.sum()
 
 
-def test_what_depends_on_the_number_of_rows_is_no_value_for_all():
+# A number of rows, as it is or through a program inside of a function's.
+WAYS = {
+    "number": lambda count, value: value + count,
+    "jit": lambda count, value: jax.jit(lambda a: a + count)(value),
+    "loop": lambda count, value: ops.fori_loop(
+        0, 1, lambda i, a: a + count, value
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_depends_on_the_number_of_rows_is_no_value_for_all(way, dtype):
+    """It is a mean where the variable has one."""
     strategy = strategy_of(2)
     with strategy.scope():
-        count = keras.Variable(0, dtype="int32", trainable=False)
-        mean = keras.Variable(0.0, trainable=False)
+        v = keras.Variable(0, dtype=dtype, trainable=False)
 
     @keras_dist.function
-    def counting(x):
-        count.assign_add(x.shape[0])
+    def step(x):
+        count = x.shape[0] if dtype == "int32" else float(x.shape[0])
+        v.assign(WAYS[way](ops.cast(count, dtype), v.value))
 
-    @keras_dist.function
-    def averaging(x):
-        mean.assign(float(x.shape[0]))
-
-    x, _ = rows(strategy, (3, 2))
+    x, even = rows(strategy, (3, 2))[0], rows(strategy, (2, 2))[0]
+    if dtype == "float32":
+        strategy.run(step, (x,))
+        assert numbers(v) == [2.5, 2.5]
+        return
     with pytest.raises(keras_dist.ReplicaDivergenceError, match="variable"):
-        strategy.run(counting, (x,))
-    assert int(count) == 0
-    strategy.run(averaging, (x,))
-    assert float(mean) == 2.5
-    even, _ = rows(strategy, (2, 2))
-    strategy.run(counting, (even,))
-    assert int(count) == 2
+        strategy.run(step, (x,))
+    assert int(v) == 0
+    strategy.run(step, (even,))
+    assert int(v) == 2

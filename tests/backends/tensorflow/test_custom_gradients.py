@@ -1,4 +1,4 @@
-"""TensorFlow's own `custom_gradient`, as those of `tests/parity` are."""
+"""TensorFlow's own `custom_gradient` has one device's gradients."""
 
 import pytest
 import tensorflow as tf

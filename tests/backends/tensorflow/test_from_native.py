@@ -1,4 +1,4 @@
-"""Strategies of TensorFlow's own, taken over."""
+"""Strategies of TensorFlow's own are taken over."""
 
 import keras
 import numpy as np

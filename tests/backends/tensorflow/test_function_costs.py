@@ -1,4 +1,4 @@
-"""Counts of compiled functions: traces, operations, Python calls."""
+"""A compiled function costs as few traces and operations as a native one."""
 
 import keras
 import numpy as np
@@ -61,28 +61,10 @@ def native_step(classifier):
     return step
 
 
-def our_step(classifier):
-    def step(x, y):
-        def loss_fn():
-            logits = classifier.model(x, training=True)
-            losses = keras.losses.sparse_categorical_crossentropy(
-                y, logits, from_logits=True
-            )
-            classifier.accuracy.update_state(y, logits)
-            return keras_dist.compute_average_loss(losses, global_batch_size=8)
-
-        variables = classifier.model.trainable_variables
-        loss, grads = keras_dist.value_and_grad(loss_fn, variables)
-        classifier.optimizer.apply(grads, variables)
-        return loss
-
-    return step
-
-
 def test_two_replicas_have_hardly_more_operations_than_native_ones():
     hidden = [lambda: keras.layers.Dense(8, activation="relu")]
     ours = Classifier(strategy_of(2), *hidden)
-    step = keras_dist.function(our_step(ours))
+    step = keras_dist.function(ours.step)
     (batch,) = batches(ours.strategy, X[:8], Y[:8])
     ours.strategy.run(step, args=batch)
     concrete = traced(ours.strategy, step)._function
@@ -110,7 +92,7 @@ def test_a_scan_has_as_many_operations_however_many_steps():
     counts = []
     for steps in (3, 30):
         classifier = Classifier(strategy_of(2))
-        step = keras_dist.function(our_step(classifier))
+        step = keras_dist.function(classifier.step)
         rows = np.repeat(X[:8], 4 * steps, axis=0)[: 8 * steps]
         labels = np.zeros(len(rows), "int32")
         data = iter(batches(classifier.strategy, rows, labels))

@@ -1,4 +1,4 @@
-"""What is TensorFlow's own of compiled functions."""
+"""Compiled functions work with TensorFlow's functions, tapes and values."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sums of the replicas' gradients."""
+"""The replicas' gradients are summed by their weights."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The filter on TensorFlow's server, attacked from another host."""
+"""Only a worker's own address answers for TensorFlow's server."""
 
 import pathlib
 import sys

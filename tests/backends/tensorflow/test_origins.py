@@ -1,4 +1,4 @@
-"""Whether indices come from a replica's rows, read off how they were made."""
+"""Indices that come from a replica's rows are known by their making."""
 
 import pytest
 import tensorflow as tf
@@ -7,7 +7,6 @@ from keras_dist_tensorflow import origins
 from keras_dist_tensorflow.origins import Kind
 from keras_dist_tensorflow.origins import mark_rows
 from keras_dist_tensorflow.origins import origin_of
-from keras_dist_tensorflow.runtime_internals import watching_operations
 
 WEIGHT = tf.constant([3, 1, 2])
 
@@ -118,16 +117,3 @@ def test_nothing_is_noted_later():
     with origins.noting(), origins.noting():
         pass
     assert not depends_on_rows(x + 1)
-
-
-def test_private_names():
-    names = []
-
-    def note(kind, inputs, attributes, outputs, op_name=None, graph=None):
-        names.append(kind)
-
-    with watching_operations(note):
-        tf.ones([]) + 1.0
-    assert "AddV2" in names
-    with tf.Graph().as_default() as graph:
-        assert callable(graph._get_function)

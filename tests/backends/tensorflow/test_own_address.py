@@ -1,4 +1,4 @@
-"""What the filter on TensorFlow's server does where look-ups fail."""
+"""Where look-ups fail, the server's filter takes no worker to be here."""
 
 import ipaddress
 

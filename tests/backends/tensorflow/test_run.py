@@ -1,4 +1,4 @@
-"""Replica functions and `tf.function`, each around the other."""
+"""Replica functions and `tf.function` work around each other."""
 
 import logging
 
@@ -67,31 +67,6 @@ def test_autograph_warns_of_nothing(make):
         tf.get_logger().removeHandler(handler)
     assert not [each.getMessage() for each in records]
     assert float(variable) == 0.5
-
-
-def test_collectives_and_variables_in_a_traced_run():
-    strategy = mirrored(2)
-    with strategy.scope():
-        metric = keras.metrics.Sum()
-        mean = keras.Variable(0.0, aggregation="mean")
-
-    @tf.function
-    def step(x):
-        def replica_fn(x):
-            metric.update_state(x)
-            mean.assign_add(x)
-            return context().all_reduce("SUM", x)
-
-        return strategy.run(replica_fn, args=(x,))
-
-    x = strategy.experimental_distribute_values_from_function(
-        lambda c: tf.constant(1.0 + 2 * c.replica_id_in_sync_group)
-    )
-    for calls in (1, 2, 3):
-        assert [float(total) for total in step(x).values] == [4.0, 4.0]
-        assert float(metric.result()) == 4.0 * calls
-        assert float(mean) == 2.0 * calls
-    assert step.experimental_get_tracing_count() == 1
 
 
 def test_assignments_in_a_function_of_its_own_are_refused_by_name():

@@ -1,10 +1,9 @@
-"""Workers that are lost, that never come, or that can't begin."""
+"""Workers say why they end or can't begin, and end one by one."""
 
 import re
 
 import pytest
 import worker_cases
-from tensorflow.python.eager import context
 
 import keras_dist
 from keras_dist.core.options import CommunicationOptions
@@ -28,9 +27,9 @@ def test_an_error_of_one_worker_is_told_to_the_others_at_once(
 
 def test_workers_end_one_after_the_other(capfd):
     found = keras_dist.launch(
-        worker_cases.ends, workers=3, devices=1, timeout=LIMIT
+        worker_cases.ends, workers=2, devices=1, timeout=LIMIT
     )
-    assert found == [3.0] * 3
+    assert found == [2.0] * 2
     shown = capfd.readouterr()
     assert "StartAbort" not in shown.out + shown.err
 
@@ -67,22 +66,3 @@ def test_a_cluster_of_one_worker_needs_no_server():
     devices = tuple(get_backend().list_devices())[:2]
     plan = Plan(tuple((device,) for device in devices), devices, cluster)
     assert get_backend().executor(plan).workers is None
-
-
-@pytest.mark.smoke
-def test_private_names_are_where_they_are_looked_for():
-    runtime = context.context()
-    for name in (
-        "_initialized",
-        "_collective_ops_server_def",
-        "config",
-        "configure_collective_ops",
-        "configure_coordination_service",
-        "coordination_service",
-        "enable_collective_ops",
-        "ensure_initialized",
-        "check_collective_ops_peer_health",
-        "report_error_to_cluster",
-        "wait_at_barrier",
-    ):
-        assert hasattr(runtime, name), name

@@ -73,57 +73,39 @@ def nothing(strategy):
     ]
 
 
-def ragged(strategy):
-    """gather_rows where sizes are those of the workers' rows, and not."""
+def gathered(strategy):
+    """gather_rows where sizes are those of the workers' shares, and not."""
     workers = strategy.executor.workers
     index, count = workers.cluster.index, workers.cluster.num_workers
-    shares = [RowShard(worker, count) for worker in range(count)]
-
-    def fn(factor):
-        rows = index * factor
-        tensors = [
-            tf.fill([rows, 2], float(index)),
-            tf.constant(index),
-            tf.fill([rows], index),
-        ]
-        everyone = workers.gather_rows(tensors, shares)
-        return [[tf.identity(t) for t in each] for each in everyone]
-
-    traced = tf.function(fn)
-    results = []
-    for call in (fn, traced):
-        for factor in (1, 3, 0):
-            everyone = call(tf.constant(factor))
-            results.append([[t.numpy().tolist() for t in e] for e in everyone])
-    return results
-
-
-def even_shares(strategy):
-    """gather_rows where all workers have 2 rows, and tensors have others."""
-    workers = strategy.executor.workers
-    index, count = workers.cluster.index, workers.cluster.num_workers
-    shares = [RowShard(2, 2 * count)] * count
-
-    def rows_of(own):
-        others = count - 1 - own
-        return {"as shares": (2, 2), "same total": (own, others), "any": (own,)}
-
-    def fn(sizes):
-        tensors = [tf.fill([size, 2], float(index)) for size in sizes]
-        everyone = workers.gather_rows([*tensors, tf.constant(index)], shares)
-        return [[tf.identity(t) for t in each] for each in everyone]
-
+    even = [RowShard(2, 2 * count)] * count
+    own = [RowShard(worker, count) for worker in range(count)]
+    # Shares of rows, and the sizes of a worker's tensors.
+    kinds = {
+        "as even shares": (even, lambda worker: (2, 2)),
+        "same total": (even, lambda worker: (worker, count - 1 - worker)),
+        "any": (even, lambda worker: (worker,)),
+        "as own shares": (own, lambda worker: (worker, worker)),
+        "more than own shares": (own, lambda worker: (3 * worker, worker)),
+        "none": (own, lambda worker: (0,)),
+    }
     results = {}
-    for how, call in (("eager", fn), ("traced", tf.function(fn))):
-        for name, sizes in rows_of(index).items():
-            everyone = call([tf.constant(size) for size in sizes])
-            own = [[t.numpy().tolist() for t in each] for each in everyone]
+    for name, (shares, sizes_of) in kinds.items():
+
+        def fn(sizes, shares=shares):
+            tensors = [tf.fill([size, 2], float(index)) for size in sizes]
+            tensors += [tf.constant(index), tf.fill([sizes[0]], index)]
+            everyone = workers.gather_rows(tensors, shares)
+            return [[tf.identity(t) for t in each] for each in everyone]
+
+        for how, call in (("eager", fn), ("traced", tf.function(fn))):
+            everyone = call([tf.constant(size) for size in sizes_of(index)])
+            found = [[t.numpy().tolist() for t in each] for each in everyone]
             expected = [
-                [[[float(worker)] * 2] * size for size in rows_of(worker)[name]]
-                + [worker]
+                [[[float(worker)] * 2] * size for size in sizes_of(worker)]
+                + [worker, [worker] * sizes_of(worker)[0]]
                 for worker in range(count)
             ]
-            results[how, name] = own, expected
+            results[name, how] = found, expected
     return results
 
 
@@ -256,8 +238,7 @@ CASES = (
     devices,
     dtypes,
     nothing,
-    ragged,
-    even_shares,
+    gathered,
     known_sizes,
     masked,
     collectives_of_a_step,

@@ -1,4 +1,4 @@
-"""Random states of PyTorch's devices, with GPUs that are not there."""
+"""Random states of all of PyTorch's devices are kept and restored."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sums that all workers expect, and what is sent where one doesn't come."""
+"""Workers send nothing in vain where all expect a sum."""
 
 import pytest
 import torch

@@ -1,10 +1,11 @@
-"""What a step of a training loop costs on PyTorch, counted."""
+"""In a step of a loop on PyTorch, replicas meet once to update."""
 
 import keras
 import numpy as np
 import pytest
 
 import keras_dist
+import steps
 from keras_dist_torch.replica import TorchReplica
 
 
@@ -19,19 +20,13 @@ def make_step(layers):
         mean = keras.metrics.Mean()
     optimizer.build(model.trainable_variables)
 
-    @keras_dist.function
-    def train_step(x):
-        def loss_fn():
-            losses = keras.ops.mean(model(x, training=True) ** 2, axis=-1)
-            mean.update_state(losses)
-            return keras_dist.compute_average_loss(losses, global_batch_size=8)
+    def losses_of(x):
+        losses = keras.ops.mean(model(x, training=True) ** 2, axis=-1)
+        mean.update_state(losses)
+        return losses
 
-        loss, grads = keras_dist.value_and_grad(
-            loss_fn, model.trainable_variables
-        )
-        optimizer.apply(grads, model.trainable_variables)
-        return loss
-
+    step = steps.train_step(model, optimizer, losses_of, global_batch_size=8)
+    train_step = keras_dist.function(step)
     return strategy, train_step
 
 

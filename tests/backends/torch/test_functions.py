@@ -1,4 +1,4 @@
-"""What is PyTorch's own of compiled functions."""
+"""Compiled functions are PyTorch's, and replicas meet outside of them."""
 
 import functools
 import threading

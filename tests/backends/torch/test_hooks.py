@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import keras_dist
+from parity.harness import central
+from parity.harness import strategy
 
 X = np.random.default_rng(0).normal(size=(15, 4)).astype("float32")
 Y = X.sum(1, keepdims=True) * 5
@@ -39,9 +41,9 @@ class Hooked(keras.Model):
         return super().train_step(data)
 
 
-def trained(strategy, layer=keras.layers.Identity, hooks=(), kind=keras.Model):
+def trained(its, layer=keras.layers.Identity, hooks=(), kind=keras.Model):
     keras.utils.set_random_seed(0)
-    with strategy.scope():
+    with its.scope():
         inputs = keras.Input((4,))
         outputs = keras.layers.Dense(8, activation="tanh")(inputs)
         model = kind(inputs, keras.layers.Dense(1)(layer()(outputs)))
@@ -53,24 +55,17 @@ def trained(strategy, layer=keras.layers.Identity, hooks=(), kind=keras.Model):
     return model.get_weights()
 
 
-def one():
-    return keras_dist.OneDeviceStrategy("cpu:0")
-
-
-def several(count=4):
-    return keras_dist.MirroredStrategy([f"cpu:{i}" for i in range(count)])
-
-
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_on_what_layers_compute(count, monkeypatch):
     monkeypatch.setattr(Clipped, "seen", [])
-    ours = trained(several(count), Clipped)
+    ours = trained(strategy(count), Clipped)
     assert len(Clipped.seen) == 3 * count  # a step, a replica
-    plain = trained(one(), Clipped)
+    one = keras_dist.OneDeviceStrategy("cpu:0")
+    plain = trained(one, Clipped)
     for weight, expected in zip(ours, plain, strict=True):
         np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-6)
     # Else nothing was clipped.
-    assert not np.allclose(plain[0], trained(one())[0], atol=1e-3)
+    assert not np.allclose(plain[0], trained(one)[0], atol=1e-3)
 
 
 HOOKS = {
@@ -80,44 +75,41 @@ HOOKS = {
 
 
 @pytest.mark.parametrize("name", HOOKS)
-@pytest.mark.parametrize(
-    "make",
-    [several, lambda: keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"])],
-    ids=["mirrored", "central"],
-)
+@pytest.mark.parametrize("make", [strategy, central])
 def test_on_variables(name, make):
     with pytest.raises(
         keras_dist.UnsupportedModelError, match=rf"{name}.*kernel.*clipvalue"
     ):
-        trained(make(), hooks=[(name, HOOKS[name])])
+        trained(make(2), hooks=[(name, HOOKS[name])])
 
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_on_variables_of_one_device(name):
-    outcomes = [
-        trained(make(), hooks=[(name, HOOKS[name])])[0]
-        for make in (one, lambda: several(1))
-    ]
-    np.testing.assert_array_equal(*outcomes)
-    assert not np.allclose(outcomes[0], trained(one())[0], atol=1e-3)
+    one = keras_dist.OneDeviceStrategy("cpu:0")
+    hooks = [(name, HOOKS[name])]
+    found, expected = (
+        trained(each, hooks=hooks)[0] for each in (one, strategy(1))
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert not np.allclose(found, trained(one)[0], atol=1e-3)
 
 
 def test_on_a_variable_in_a_step():
     with pytest.raises(keras_dist.UnsupportedModelError, match="clipvalue"):
-        trained(several(), kind=Hooked)
+        trained(strategy(4), kind=Hooked)
 
 
 def test_on_variables_in_run():
-    strategy = several(2)
-    with strategy.scope():
+    two = strategy(2)
+    with two.scope():
         variable = keras.Variable([1.0, 2.0])
     variable.value.register_hook(clipped)
     with pytest.raises(keras_dist.UnsupportedModelError, match="clipvalue"):
-        strategy.run(lambda: variable.value.sum())
+        two.run(lambda: variable.value.sum())
 
 
 def test_elsewhere_they_are_torchs():
-    several(2)
+    strategy(2)
     seen = []
     tensor = torch.ones(2).requires_grad_()
     handle = (2 * tensor).register_hook(seen.append)

@@ -1,4 +1,4 @@
-"""What a step of the user's does past Keras, with tensors of PyTorch."""
+"""A user's step that goes past Keras is refused on several replicas."""
 
 import keras
 import numpy as np

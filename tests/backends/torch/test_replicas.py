@@ -1,4 +1,4 @@
-"""Replicas as threads: counts, memory, and code that is torch's own."""
+"""Replicas in threads cost little, and torch's own code trains in them."""
 
 import gc
 import signal
@@ -10,52 +10,25 @@ import pytest
 import torch
 
 import keras_dist
+from backends.classifier import classifier
+from backends.classifier import rows
 from keras_dist.plugin import threads
+from parity.harness import assert_same
+from parity.harness import central
+from parity.harness import fitted
+from parity.harness import scope
 from parity.harness import set_initial_weights
+from parity.harness import strategy as strategy_of
 
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(40, 6)).astype("float32")
-Y = RNG.integers(0, 3, 40)
-
-
-def strategy_of(num_replicas):
-    return keras_dist.MirroredStrategy(
-        [f"cpu:{i}" for i in range(num_replicas)]
-    )
-
-
-def make_model(*layers, **compile_kwargs):
-    model = keras.Sequential(
-        [keras.Input((6,)), *layers, keras.layers.Dense(3)]
-    )
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(
-        keras.optimizers.Adam(name="adam"),
-        loss,
-        **compile_kwargs,
-    )
-    return model
-
-
-@pytest.mark.parametrize("one", ["mirrored", "one_device"])
-def test_one_replica_costs_what_plain_keras_does(calls_a_step, one):
-    plain = calls_a_step(make_model(metrics=["accuracy"]), X, Y)
-    strategy = (
-        strategy_of(1)
-        if one == "mirrored"
-        else keras_dist.OneDeviceStrategy("cpu:0")
-    )
-    with strategy.scope():
-        model = make_model(metrics=["accuracy"])
-    assert calls_a_step(model, X, Y) <= 1.05 * plain
+X, Y = rows(40)
 
 
 def test_a_replica_costs_little_more_than_plain_keras(calls_a_step):
-    plain = calls_a_step(make_model(metrics=["accuracy"]), X, Y)
+    plain = calls_a_step(classifier(), X, Y)
     calls = {}
     for num_replicas in (2, 4):
         with strategy_of(num_replicas).scope():
-            model = make_model(metrics=["accuracy"])
+            model = classifier()
         calls[num_replicas] = calls_a_step(model, X, Y)
     # Replica 0 runs in this thread, with all the rendezvous it takes part in.
     assert calls[2] <= 1.35 * plain
@@ -80,8 +53,9 @@ def rendezvous_of_a_step(monkeypatch, model, rows=8):
 @pytest.mark.parametrize("num_layers", [1, 5])
 def test_one_rendezvous_for_all_gradients(monkeypatch, num_layers):
     with strategy_of(2).scope():
-        model = make_model(
+        model = classifier(
             *(keras.layers.Dense(4) for _ in range(num_layers)),
+            optimizer=keras.optimizers.Adam(name="adam"),
             metrics=["accuracy", "sparse_categorical_crossentropy"],
         )
     met = rendezvous_of_a_step(monkeypatch, model)
@@ -102,7 +76,7 @@ class _Interrupted(keras.optimizers.SGD):
 
 def test_an_update_is_whole_though_ctrl_c_comes():
     with strategy_of(2).scope():
-        model = make_model(keras.layers.Dense(4))
+        model = classifier(keras.layers.Dense(4))
         model.compile(_Interrupted(0.1), "mse")
     weights = model.get_weights()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,7 +91,7 @@ def test_an_update_is_whole_though_ctrl_c_comes():
 
 def test_batch_normalization_meets_twice_each_way(monkeypatch):
     with strategy_of(2).scope():
-        model = make_model(
+        model = classifier(
             keras.layers.Dense(4), keras.layers.BatchNormalization(name="bn")
         )
     met = rendezvous_of_a_step(monkeypatch, model)
@@ -134,7 +108,7 @@ def test_replicas_without_rows_sit_out(monkeypatch):
         return inputs
 
     with strategy_of(4).scope():
-        model = make_model(keras.layers.Lambda(call))
+        model = classifier(keras.layers.Lambda(call))
     # Before the first step, Keras and the strategy may call the layer too.
     model.train_on_batch(X[:2], Y[:2])
     shapes.clear()
@@ -167,9 +141,9 @@ def test_steps_leave_no_tensors_behind():
     def layers():
         return keras.layers.Dense(4), keras.layers.BatchNormalization()
 
-    plain, _ = uncollected_tensors(make_model(*layers()), steps=20)
+    plain, _ = uncollected_tensors(classifier(*layers()), steps=20)
     with strategy_of(2).scope():
-        model = make_model(*layers())
+        model = classifier(*layers())
     uncollected, kept = uncollected_tensors(model, steps=20)
     assert kept <= 0
     # What is left to the collector is in cycles that Keras' own tree
@@ -183,7 +157,7 @@ def test_memory_is_that_of_one_copy(live_bytes, num_replicas):
     """All virtual CPU devices are one device: they share the variables."""
     before = live_bytes()
     with strategy_of(num_replicas).scope():
-        model = make_model(
+        model = classifier(
             keras.layers.Dense(256), keras.layers.BatchNormalization()
         )
     seen = []
@@ -202,40 +176,53 @@ def test_memory_is_that_of_one_copy(live_bytes, num_replicas):
     assert state <= max(seen) <= state + gradients + 4 * batch
 
 
-def test_gradients_left_by_another_loss_are_cleared():
-    """As in a GAN: the generator's loss leaves gradients on the other."""
+class TwoLosses(keras.Sequential):
+    """As in a GAN: one loss leaves gradients on what the other trains."""
 
-    class TwoLosses(keras.Sequential):
-        def train_step(self, data):
-            first, second = self.layers
-            for layer, optimizer, loss_fn in (
-                # Leaves gradients on the first layer too.
-                (second, self.optimizer, keras.ops.square),
-                (first, self.first_optimizer, keras.ops.abs),
-            ):
-                layer.zero_grad()
-                loss = keras.ops.mean(loss_fn(self(data[0])))
-                loss.backward()
-                weights = layer.trainable_variables
-                with torch.no_grad():
-                    optimizer.apply([v.value.grad for v in weights], weights)
-            return {"loss": loss.detach()}
+    def train_step(self, data):
+        first, second = self.layers
+        for layer, optimizer, loss_fn in (
+            # Leaves gradients on the first layer too.
+            (second, self.optimizer, keras.ops.square),
+            (first, self.first_optimizer, keras.ops.abs),
+        ):
+            layer.zero_grad()
+            loss = keras.ops.mean(loss_fn(self(data[0])))
+            loss.backward()
+            weights = layer.trainable_variables
+            with torch.no_grad():
+                optimizer.apply([v.value.grad for v in weights], weights)
+        return {"loss": loss.detach()}
 
-    def train():
-        model = TwoLosses(
-            [keras.Input((6,)), keras.layers.Dense(3), keras.layers.Dense(1)]
-        )
-        set_initial_weights(model).compile(keras.optimizers.SGD(0.1))
-        model.optimizer.build(model.layers[1].trainable_variables)
-        model.first_optimizer = keras.optimizers.Adam(0.1)
-        model.fit(X, Y, batch_size=7, shuffle=False, verbose=0)
-        return model.get_weights()
 
-    expected = train()
-    with strategy_of(3).scope():
-        actual = train()
-    for a, b in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+class TwoUpdates(keras.Sequential):
+    """The second one reads what the first has written."""
+
+    def train_step(self, data):
+        weights = self.trainable_variables
+        for _ in range(2):
+            self.zero_grad()
+            loss = keras.ops.mean(self(data[0]) ** 2)
+            loss.backward()
+            with torch.no_grad():
+                self.optimizer.apply([v.value.grad for v in weights], weights)
+        return {"loss": loss.detach()}
+
+
+@pytest.mark.parametrize("make", [strategy_of, central])
+@pytest.mark.parametrize("cls", [TwoLosses, TwoUpdates])
+def test_several_updates_in_a_step(make, cls):
+    def train(num_replicas):
+        with scope(num_replicas, make):
+            layers = [keras.layers.Dense(3), keras.layers.Dense(1)]
+            model = cls([keras.Input((6,)), *layers])
+            set_initial_weights(model).compile(keras.optimizers.SGD(0.1))
+            if cls is TwoLosses:
+                model.optimizer.build(layers[1].trainable_variables)
+                model.first_optimizer = keras.optimizers.Adam(0.1)
+        return fitted(model, X, Y, batch_size=7, shuffle=False, verbose=0)
+
+    assert_same(train(3), train(None), 1e-4)
 
 
 def test_a_branch_on_the_rows_of_a_replica_is_named():

@@ -1,4 +1,4 @@
-"""What replica functions take over from the thread that runs them."""
+"""Replica functions take over the state of the calling thread."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""PyTorch: what an optimizer's state in parts costs workers, counted."""
+"""An optimizer in parts costs workers one scatter and one gather a step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The one object with what goes with a variable."""
+"""What goes with a variable is gone with it."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""What workers on PyTorch send, and when."""
+"""Workers on PyTorch send few sums, early, and what all agree on."""
 
 import contextlib
 import os
