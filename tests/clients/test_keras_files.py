@@ -1,4 +1,4 @@
-"""A sample of Keras' own tests, in the scope of each strategy.
+"""Keras' own tests pass in the scope of each strategy: a sample of them.
 
 All of them take an hour; CONTRIBUTING.md has the command.
 """

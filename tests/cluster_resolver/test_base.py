@@ -1,4 +1,4 @@
-"""ClusterResolver: what resolvers have in common."""
+"""All resolvers count accelerators, and have a master and a task."""
 
 import pytest
 
@@ -28,12 +28,8 @@ class _WithDevices:
 
 @contract("R-10", native=False)
 def test_accelerators_of_this_worker_are_counted(monkeypatch):
-    devices = [
-        Device("cpu", 0),
-        Device("gpu", 0),
-        Device("gpu", 1),
-        Device("tpu", 0),
-    ]
+    kinds = [("cpu", 0), ("gpu", 0), ("gpu", 1), ("tpu", 0)]
+    devices = [Device(*each) for each in kinds]
     monkeypatch.setattr(base, "get_backend", lambda: _WithDevices(*devices))
     resolver = _Two()
     assert resolver.num_accelerators() == {"GPU": 2, "TPU": 1}
@@ -63,25 +59,14 @@ def test_devices_are_not_looked_for_before(monkeypatch):
     assert (resolver.environment, resolver.rpc_layer) == ("", None)
 
 
-def test_it_is_abstract():
+def test_master_and_task():
     with pytest.raises(TypeError, match="abstract"):
         ClusterResolver()
-
-
-def test_master_of_no_known_task_is_empty():
     resolver = _Two()
     assert resolver.master() == resolver.master("worker") == ""
     assert resolver.master("worker", 1, "grpc") == "grpc://b:1"
-
-
-def test_an_empty_protocol_is_none():
-    resolver = _Two()
     resolver.rpc_layer = "grpc"
     assert resolver.master("worker", 0) == "grpc://a:1"
     assert resolver.master("worker", 0, rpc_layer="") == "a:1"
-
-
-def test_tasks_are_cast():
-    resolver = _Two()
     resolver.task_type, resolver.task_id = "worker", "1"
     assert (resolver.task_type, resolver.task_id) == ("worker", 1)

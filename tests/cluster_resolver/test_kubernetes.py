@@ -1,4 +1,4 @@
-"""KubernetesClusterResolver: pods as the tasks of a cluster."""
+"""`KubernetesClusterResolver` has pods as the tasks of a cluster."""
 
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Resolvers of the variables that launchers set."""
+"""Workers of `keras-dist run`, torchrun and MPI find each other."""
 
 import pytest
 
@@ -28,6 +28,11 @@ LEADER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "9000"}
 
 IN_MPI = LEADER | {"PMI_RANK": "5", "PMI_SIZE": "6"}
 IN_OPEN_MPI = LEADER | OPEN_MPI
+SECOND_OF_MPI = {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SECOND_OF_OPEN_MPI = {
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
 
 
 @pytest.mark.parametrize(
@@ -42,22 +47,8 @@ IN_OPEN_MPI = LEADER | OPEN_MPI
         # They share one, or there is none.
         (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, 2, None),
         (TorchrunClusterResolver, {"LOCAL_RANK": "2"}, 0, None),
-        (
-            MPIClusterResolver,
-            IN_OPEN_MPI
-            | {
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-            },
-            4,
-            "2,3",
-        ),
-        (
-            MPIClusterResolver,
-            IN_MPI | {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
-            2,
-            "1",
-        ),
+        (MPIClusterResolver, IN_OPEN_MPI | SECOND_OF_OPEN_MPI, 4, "2,3"),
+        (MPIClusterResolver, IN_MPI | SECOND_OF_MPI, 2, "1"),
         (MPIClusterResolver, IN_MPI, 2, None),
     ],
 )
@@ -97,26 +88,6 @@ def test_keras_dist_run(environ):
     assert resolver.master() == "a:9000"
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        (
-            {"KERAS_DIST_WORKERS": ""},
-            "KERAS_DIST_WORKERS is not set. .*-dist r",
-        ),
-        ({"KERAS_DIST_WORKERS": "a:1,,b:1"}, "separated by commas.*'a:1,,b:1'"),
-        ({"KERAS_DIST_WORKER_INDEX": ""}, "_WORKER_INDEX is not set"),
-        ({"KERAS_DIST_WORKER_INDEX": "-1"}, "integer of at least 0.*'-1'"),
-        ({"KERAS_DIST_WORKER_INDEX": "2"}, "names 2 workers.*Expected: 0 to 1"),
-        ({"KERAS_DIST_RESTARTS": "once"}, "_RESTARTS must be .*'once'"),
-    ],
-)
-def test_keras_dist_run_misread(variables, message):
-    resolver = KerasDistClusterResolver.reading(LAUNCHED | variables)
-    with pytest.raises(ClusterError, match=message):
-        cluster_of(resolver)
-
-
 def test_torchrun_on_one_host(environ):
     environ.update(TORCHRUN)
     resolver = TorchrunClusterResolver()
@@ -148,44 +119,22 @@ def test_jobs_of_torchrun_on_one_host_share_no_port(number):
 
 @pytest.mark.parametrize("local", [{"LOCAL_WORLD_SIZE": "2"}, {}])
 def test_torchrun_on_several_hosts(local):
-    variables = {k: v for k, v in TORCHRUN.items() if "LOCAL" not in k}
-    resolver = TorchrunClusterResolver.reading(
-        {**variables, **local, "MASTER_ADDR": "head"}
-    )
-    cluster = cluster_of(resolver)
-    assert cluster.addresses == ("head:23356", "", "")
-    assert int(cluster.leader.split(":")[1]) == 10240 + 29500 % 16384
+    kept = {k: v for k, v in TORCHRUN.items() if "LOCAL" not in k} | local
+
+    def read(**more):
+        variables = kept | {"MASTER_ADDR": "head"} | more
+        return cluster_of(TorchrunClusterResolver.reading(variables))
+
+    assert read().addresses == ("head:23356", "", "")
+    assert int(read().leader.split(":")[1]) == 10240 + 29500 % 16384
     # Agents of other hosts may have counted other restarts.
-    again = TorchrunClusterResolver.reading(
-        {**variables, **local, "TORCHELASTIC_RESTART_COUNT": "1"}
-    )
-    assert again.job == cluster.job
-    other = TorchrunClusterResolver.reading(
-        {**variables, **local, "TORCHELASTIC_RUN_ID": "search-7"}
-    )
-    assert "'search-7'" in other.job
-    assert other.job != cluster.job
-
-
-def test_torchrun_and_ipv6():
+    assert read(TORCHELASTIC_RESTART_COUNT="1").job == read().job
+    other = read(TORCHELASTIC_RUN_ID="search-7").job
+    assert "'search-7'" in other
+    assert other != read().job
     variables = TORCHRUN | {"MASTER_ADDR": "::1"}
     resolver = TorchrunClusterResolver.reading(variables)
     assert cluster_of(resolver).leader == "[::1]:13552"
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"RANK": "3"}, "RANK=3 does not fit WORLD_SIZE=3.*0 to 2"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be an integer of at least 1"),
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set. .* torchrun"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT must be .* 1 to 65535.*'http'"),
-    ],
-)
-def test_torchrun_misread(variables, message):
-    resolver = TorchrunClusterResolver.reading(TORCHRUN | variables)
-    with pytest.raises(ClusterError, match=message):
-        cluster_of(resolver)
 
 
 def test_open_mpi_on_this_host(environ):
@@ -219,27 +168,47 @@ def test_mpi_on_several_hosts(name):
     )
 
 
+LAUNCHED_MISREAD = [
+    ({"KERAS_DIST_WORKERS": ""}, "_WORKERS is not set. .*-dist r"),
+    ({"KERAS_DIST_WORKERS": "a:1,,b:1"}, "separated by commas.*'a:1,,b:1'"),
+    ({"KERAS_DIST_WORKER_INDEX": ""}, "_WORKER_INDEX is not set"),
+    ({"KERAS_DIST_WORKER_INDEX": "-1"}, "integer of at least 0.*'-1'"),
+    ({"KERAS_DIST_WORKER_INDEX": "2"}, "names 2 workers.*Expected: 0 to 1"),
+    ({"KERAS_DIST_RESTARTS": "once"}, "_RESTARTS must be .*'once'"),
+]
+TORCHRUN_MISREAD = [
+    ({"RANK": "3"}, "RANK=3 does not fit WORLD_SIZE=3.*0 to 2"),
+    ({"WORLD_SIZE": "0"}, "WORLD_SIZE must be an integer of at least 1"),
+    ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set. .* torchrun"),
+    ({"MASTER_PORT": "http"}, "MASTER_PORT must be .* 1 to 65535.*'http'"),
+]
+LOCAL_SIZE = "OMPI_COMM_WORLD_LOCAL_SIZE"
+MPI_MISREAD = [
+    (OPEN_MPI, "2 workers, but does not say where .*MASTER_ADDR"),
+    (OPEN_MPI | {LOCAL_SIZE: "1", "PMI_JOBID": "1"}, "where they meet"),
+    (OPEN_MPI | {LOCAL_SIZE: "2"}, "job has an id"),
+    (OPEN_MPI | {"MASTER_ADDR": "a"}, "where they meet"),
+    (OPEN_MPI | {"MASTER_PORT": "1"}, "where they meet"),
+    (
+        IN_OPEN_MPI | {"MASTER_PORT": "65535"} | HERE,
+        "MASTER_PORT=65535 with 2 .*port 65536",
+    ),
+    (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "_RANK=2 does not fit"),
+    ({"PMI_RANK": "0"}, "PMI_SIZE is not set. .* mpirun"),
+    ({"PMIX_RANK": "0"}, "PMIX_RANK is set, but"),
+    ({}, "rank and size are not set.*OMPI_COMM_WORLD_RANK and"),
+]
+
+
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("cls", "right", "misread"),
     [
-        (OPEN_MPI, "2 workers, but does not say where .*MASTER_ADDR"),
-        (
-            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "PMI_JOBID": "1"},
-            "where they meet",
-        ),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, "job has an id"),
-        (OPEN_MPI | {"MASTER_ADDR": "a"}, "where they meet"),
-        (OPEN_MPI | {"MASTER_PORT": "1"}, "where they meet"),
-        (
-            IN_OPEN_MPI | {"MASTER_PORT": "65535"} | HERE,
-            "MASTER_PORT=65535 with 2 .*port 65536",
-        ),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "_RANK=2 does not fit"),
-        ({"PMI_RANK": "0"}, "PMI_SIZE is not set. .* mpirun"),
-        ({"PMIX_RANK": "0"}, "PMIX_RANK is set, but"),
-        ({}, "rank and size are not set.*OMPI_COMM_WORLD_RANK and"),
+        (KerasDistClusterResolver, LAUNCHED, LAUNCHED_MISREAD),
+        (TorchrunClusterResolver, TORCHRUN, TORCHRUN_MISREAD),
+        (MPIClusterResolver, {}, MPI_MISREAD),
     ],
 )
-def test_mpi_misread(variables, message):
-    with pytest.raises(ClusterError, match=message):
-        cluster_of(MPIClusterResolver.reading(dict(variables)))
+def test_variables_that_can_not_be_read(cls, right, misread):
+    for variables, message in misread:
+        with pytest.raises(ClusterError, match=message):
+            cluster_of(cls.reading(right | variables))

@@ -1,4 +1,4 @@
-"""The public names, and their signatures."""
+"""Resolvers have the names and the signatures of the original."""
 
 import inspect
 

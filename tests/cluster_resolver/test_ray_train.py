@@ -1,4 +1,4 @@
-"""RayTrainClusterResolver: workers that a trainer of Ray Train started."""
+"""Workers that a trainer of Ray Train started find each other."""
 
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""SimpleClusterResolver: a cluster that is known."""
+"""`SimpleClusterResolver` is a cluster that is known."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""SlurmClusterResolver: the tasks of a Slurm job step."""
+"""`SlurmClusterResolver` finds the tasks, ports and GPUs of a job step."""
 
 import os
 import stat
@@ -44,69 +44,40 @@ def test_outside_of_a_step(api, environ, step):
         api.SlurmClusterResolver()
 
 
+HOST_LISTS = {
+    "n1": "n1",
+    "n[1,3]": "n1 n3",
+    "n[1-3]": "n1 n2 n3",
+    "n1,n2,m[5,7-8],n[0-1,09-11]": "n1 n2 m5 m7 m8 n0 n1 n09 n10 n11",
+    "n[0001-0003],m5,o[009-011]": "n0001 n0002 n0003 m5 o009 o010 o011",
+    "[1-2]": "1 2",
+}
+
+
 @contract("R-15")
-@pytest.mark.parametrize(
-    ("short", "hosts"),
-    [
-        ("n1", "n1"),
-        ("n[1,3]", "n1 n3"),
-        ("n[1-3]", "n1 n2 n3"),
-        (
-            "n1,n2,m[5,7-8],n[0-1,09-11]",
-            "n1 n2 m5 m7 m8 n0 n1 n09 n10 n11",
-        ),
-        ("n[0001-0003],m5,o[009-011]", "n0001 n0002 n0003 m5 o009 o010 o011"),
-        ("[1-2]", "1 2"),
-    ],
-)
-def test_host_lists(api, short, hosts):
-    assert api.expand_hostlist(short) == hosts.split()
+def test_lists_of_slurm(api):
+    for short, hosts in HOST_LISTS.items():
+        assert api.expand_hostlist(short) == hosts.split()
+    assert api.expand_tasks_per_node("2") == [2]
+    assert api.expand_tasks_per_node("3(x2),4,1") == [3, 3, 4, 1]
+    assert api.expand_tasks_per_node("3(x2),11(x2)") == [3, 3, 11, 11]
+    for short in ("n[1-", "n[1-2-3]", "n[a]", ",n1", "n1]"):
+        with pytest.raises(ValueError, match="Invalid .*host"):
+            api.expand_hostlist(short)
+    for short in ("", "2x3", "2(3)", "a", "2,,3"):
+        with pytest.raises(ValueError, match="Invalid .*tasks.per.node"):
+            api.expand_tasks_per_node(short)
 
 
 @contract("R-15", native=False)
-@pytest.mark.parametrize(
-    ("short", "hosts"),
-    [
-        ("node-[1-2].example", "node-1.example node-2.example"),
-        ("r[1-2]n[1-2],m", "r1n1 r1n2 r2n1 r2n2 m"),
-    ],
-)
-def test_brackets_anywhere(short, hosts):
-    assert expand_hostlist(short) == hosts.split()
-
-
-@contract("R-15")
-@pytest.mark.parametrize(
-    ("short", "tasks"),
-    [
-        ("2", [2]),
-        ("3(x2),4,1", [3, 3, 4, 1]),
-        ("3(x2),2,11(x4)", [3, 3, 2, 11, 11, 11, 11]),
-    ],
-)
-def test_tasks_per_node(api, short, tasks):
-    assert api.expand_tasks_per_node(short) == tasks
-
-
-@contract("R-15")
-@pytest.mark.parametrize("short", ["n[1-", "n[1-2-3]", "n[a]", ",n1", "n1]"])
-def test_unreadable_host_lists(api, short):
-    with pytest.raises(ValueError, match="Invalid .*host"):
-        api.expand_hostlist(short)
-
-
-@contract("R-15")
-@pytest.mark.parametrize("short", ["", "2x3", "2(3)", "a", "2,,3"])
-def test_unreadable_tasks_per_node(api, short):
-    with pytest.raises(ValueError, match="Invalid .*tasks.per.node"):
-        api.expand_tasks_per_node(short)
-
-
-@pytest.mark.parametrize("short", ["n[]", "n[1]]", "", "n1,", "n[1,]"])
-def test_unreadable_host_lists_say_what_was_received(short):
-    with pytest.raises(ClusterError, match="Received: ") as error:
-        expand_hostlist(short)
-    assert repr(short) in str(error.value)
+def test_brackets_anywhere():
+    hosts = expand_hostlist("node-[1-2].example,r[1-2]n[1-2],m")
+    assert hosts[:2] == ["node-1.example", "node-2.example"]
+    assert hosts[2:] == ["r1n1", "r1n2", "r2n1", "r2n2", "m"]
+    for short in ("n[]", "n[1]]", "", "n1,", "n[1,]"):
+        with pytest.raises(ClusterError, match="Received: ") as error:
+            expand_hostlist(short)
+        assert repr(short) in str(error.value)
 
 
 _NAMES = st.sampled_from(["n", "gpu-", "node-a"])
@@ -223,14 +194,10 @@ def test_more_than_there_is(api, step):
 def test_hosts_are_in_the_order_of_ranks(step, tasks_per_node):
     step(1, "1(x2)", hosts="n[2,10]")
     resolver = SlurmClusterResolver(tasks_per_node=tasks_per_node)
+    # It is known from the start.
+    assert resolver.get_task_info() == ("worker", 1)
     assert resolver.cluster_spec() == {"worker": ["n2:8888", "n10:8888"]}
     assert resolver.master() == "grpc://n10:8888"
-
-
-@contract("R-16", native=False)
-def test_task_info_is_known_from_the_start(step):
-    step(1, "1(x3)")
-    assert SlurmClusterResolver().get_task_info() == ("worker", 1)
 
 
 def test_ranks_that_go_round_the_nodes(step):
@@ -277,36 +244,29 @@ def test_jobs_and_steps_that_share_a_node_share_no_port(step, tasks_per_node):
 
 
 def test_ports_that_were_asked_for(step):
-    step(0, "2", hosts="a", SLURM_JOB_ID="70")
+    step(0, "3", hosts="a", SLURM_JOB_ID="70")
     resolver = SlurmClusterResolver(port_base=8888)
-    assert resolver.cluster_spec() == {"worker": ["a:8888", "a:8889"]}
+    ports = [f"a:{port}" for port in (8888, 8889, 8890)]
+    assert resolver.cluster_spec() == {"worker": ports}
+    with pytest.raises(ClusterError, match="port_base=65534 .* port 65536"):
+        SlurmClusterResolver(port_base=65534).cluster_spec()
 
 
 def test_a_job_has_a_word(step):
-    words = set()
+    step(0, "2", hosts="a")
+    words = {SlurmClusterResolver().job}
+    assert words == {""}  # without a job there is none
+    first = {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "0"}
     for ids in (
-        {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "0"},
-        {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "0"},
-        {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "1"},
-        {"SLURM_JOB_ID": "70", "SLURM_STEP_ID": "0"}
-        | {"SLURM_RESTART_COUNT": "1"},
+        first,
+        first | {"SLURM_JOB_ID": "71"},
+        first | {"SLURM_STEP_ID": "1"},
+        first | {"SLURM_RESTART_COUNT": "1"},
     ):
         step(0, "2", hosts="a", **ids)
         words.add(SlurmClusterResolver().job)
-    assert len(words) == 4
+    assert len(words) == 5
     assert "SLURM job 70, step 0, restart 1" in words
-
-
-def test_without_a_job_there_is_no_word(step):
-    step(0, "2", hosts="a")
-    assert SlurmClusterResolver().job == ""
-
-
-def test_a_port_beyond_the_last(step):
-    step(0, "3", hosts="a")
-    resolver = SlurmClusterResolver(port_base=65534)
-    with pytest.raises(ClusterError, match="port_base=65534 .* port 65536"):
-        resolver.cluster_spec()
 
 
 @contract("R-17")
@@ -328,11 +288,12 @@ def test_own_gpus_are_set(api, environ, step, per_task, own):
     ("visible", "own"),
     [
         ("0,1,2,3", "2,3"),
-        ("4,5,6,7", "6,7"),
         ("GPU-a,GPU-b,GPU-c,GPU-d", "GPU-c,GPU-d"),
         ("2,3", "2,3"),
         ("0", "0"),
         (None, "2,3"),
+        # The user hides them.
+        ("-1", "-1"),
     ],
 )
 def test_own_gpus_are_some_of_those_that_are_visible(
@@ -345,14 +306,8 @@ def test_own_gpus_are_some_of_those_that_are_visible(
         resolver = SlurmClusterResolver()
         resolver.cluster_spec()
         assert environ["CUDA_VISIBLE_DEVICES"] == own
-        assert resolver.num_accelerators() == {"GPU": 2}
-
-
-@contract("R-17", native=False)
-def test_gpus_that_the_user_hides_stay_hidden(environ, step):
-    step(1, "2(x2),1", SLURM_GPUS_ON_NODE="4", CUDA_VISIBLE_DEVICES="-1")
-    SlurmClusterResolver().cluster_spec()
-    assert environ["CUDA_VISIBLE_DEVICES"] == "-1"
+        if own != "-1":
+            assert resolver.num_accelerators() == {"GPU": 2}
 
 
 @contract("R-17", native=False)
@@ -380,15 +335,11 @@ def nvidia_smi(environ, tmp_path):
 def test_gpus_are_counted(environ, step, nvidia_smi):
     step(0, "1(x3)")
     assert SlurmClusterResolver().num_accelerators() == {"GPU": 0}
+    nvidia_smi("echo 'no driver' >&2; exit 9")
+    with pytest.raises(RuntimeError, match="Pass `gpus_per_node`.*no driver"):
+        SlurmClusterResolver()
     nvidia_smi("echo 'GPU 0: A (UUID: a)'; echo 'GPU 1: A (UUID: b)'")
     resolver = SlurmClusterResolver()
     assert resolver.num_accelerators() == {"GPU": 2}
     resolver.cluster_spec()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1"
-
-
-def test_nvidia_smi_that_fails(step, nvidia_smi):
-    step(0, "1(x3)")
-    nvidia_smi("echo 'no driver' >&2; exit 9")
-    with pytest.raises(RuntimeError, match="Pass `gpus_per_node`.*no driver"):
-        SlurmClusterResolver()

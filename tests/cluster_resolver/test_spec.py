@@ -1,4 +1,4 @@
-"""ClusterSpec: a cluster's addresses by job."""
+"""`ClusterSpec` has a cluster's addresses by job, as the original has."""
 
 import copy
 import pickle
@@ -73,27 +73,18 @@ def test_what_is_not_there(api):
         spec.task_address("worker", 2)
 
 
-def test_it_equals_what_makes_it():
+def test_it_equals_what_makes_it_and_its_copies():
     assert ClusterSpec(SPEC) == SPEC
     assert ClusterSpec(SPARSE) == SPARSE
     assert ClusterSpec(SPEC) != {"worker": 3}
     assert ClusterSpec(SPEC) != [SPEC]
-
-
-def test_copies_are_equal():
     spec = ClusterSpec(SPARSE)
     assert pickle.loads(pickle.dumps(spec)) == spec == copy.deepcopy(spec)
-
-
-def test_an_empty_job_has_no_tasks():
-    spec = ClusterSpec({"worker": []})
-    assert (spec.job_tasks("worker"), spec.num_tasks("worker")) == ([], 0)
-
-
-@pytest.mark.parametrize("index", ["first", -1, None])
-def test_indices_are_integers(index):
-    with pytest.raises(ClusterError, match=f"at least 0. .*{index!r}"):
-        ClusterSpec({"worker": {index: "a:1"}})
+    empty = ClusterSpec({"worker": []})
+    assert (empty.job_tasks("worker"), empty.num_tasks("worker")) == ([], 0)
+    for index in ("first", -1, None):
+        with pytest.raises(ClusterError, match=f"at least 0. .*{index!r}"):
+            ClusterSpec({"worker": {index: "a:1"}})
 
 
 @contract("R-1")

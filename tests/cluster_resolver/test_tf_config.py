@@ -1,4 +1,4 @@
-"""TFConfigClusterResolver: the cluster that TF_CONFIG describes."""
+"""`TFConfigClusterResolver` reads the cluster that TF_CONFIG describes."""
 
 import json
 
@@ -42,26 +42,19 @@ def test_master_is_the_own_task(api, config):
 
 @contract("R-5")
 def test_session_master_wins(api, config):
-    config(
-        cluster=PAIR,
-        task={"type": "worker", "index": 1},
-        session_master="other:3",
-        rpc_layer="grpc",
-    )
+    task = {"type": "worker", "index": 0}
+    config(cluster=PAIR, task=task, session_master="other:3", rpc_layer="grpc")
     assert api.TFConfigClusterResolver().master() == "other:3"
 
 
 @contract("R-5")
 def test_one_task_has_no_master(api, config):
-    config(
-        cluster={"worker": ["a:1"]},
-        task={"type": "worker", "index": 0},
-        rpc_layer="grpc",
-    )
+    alone = {"worker": ["a:1"]}
+    task = {"type": "worker", "index": 0}
+    config(cluster=alone, task=task, rpc_layer="grpc")
     assert api.TFConfigClusterResolver().master() == ""
-    config(cluster={"worker": ["a:1"], "chief": ["b:2"]})
-    resolver = api.TFConfigClusterResolver("chief", 0)
-    assert resolver.master() == "b:2"
+    config(cluster={**alone, "chief": ["b:2"]})
+    assert api.TFConfigClusterResolver("chief", 0).master() == "b:2"
 
 
 @contract("R-6")

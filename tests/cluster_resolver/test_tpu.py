@@ -1,4 +1,4 @@
-"""TPUClusterResolver: where the workers of a Cloud TPU are."""
+"""`TPUClusterResolver` finds the workers of a Cloud TPU."""
 
 import http.server
 import sys
@@ -88,24 +88,13 @@ def test_a_pod(api):
 
 
 @contract("R-20")
-def test_addresses_of_the_environment(api, environ):
-    environ["KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"] = ENDPOINTS
-    resolver = api.TPUClusterResolver()
-    assert resolver.cluster_spec().as_dict() == {
-        "worker": ["10.120.27.5:8470", "10.120.27.6:8470"]
-    }
-    assert resolver.master() == "grpc://10.120.27.5:8470"
-
-
-@contract("R-20")
-def test_an_address_as_the_name(api):
+def test_addresses_and_names(api, environ):
     for name in ("grpc://10.1.2.3:8470", ["grpc://10.1.2.3"]):
         resolver = api.TPUClusterResolver(tpu=name)
         assert resolver.master() == "grpc://10.1.2.3:8470"
-
-
-@contract("R-20")
-def test_names_of_the_environment(api, environ):
+    for name in (None, ""):
+        with pytest.raises(ValueError, match="Please provide a TPU Name to c"):
+            api.TPUClusterResolver(name)
     environ["TPU_NAME"] = "grpc://10.1.2.4:8470"
     assert api.TPUClusterResolver().master() == "grpc://10.1.2.4:8470"
     assert api.TPUClusterResolver("").master() == "grpc://10.1.2.4:8470"
@@ -116,6 +105,13 @@ def test_names_of_the_environment(api, environ):
     service = tpu_service(mine=ONE)
     resolver = api.TPUClusterResolver(credentials=None, service=service)
     assert resolver.master() == "grpc://10.1.2.3:8470"
+    del environ["TPU_CONFIG"]
+    environ["KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"] = ENDPOINTS
+    resolver = api.TPUClusterResolver()
+    assert resolver.cluster_spec().as_dict() == {
+        "worker": ["10.120.27.5:8470", "10.120.27.6:8470"]
+    }
+    assert resolver.master() == "grpc://10.120.27.5:8470"
 
 
 @contract("R-20")
@@ -161,30 +157,23 @@ def test_the_hosts_of_a_slice():
 
 
 @contract("R-20", native=False)
-def test_local_in_the_environment(environ):
+def test_cores_of_this_host_are_counted(environ, monkeypatch):
     environ["TPU_NAME"] = "local"
     assert not TPUClusterResolver().cluster_spec()
-
-
-@contract("R-20", native=False)
-def test_cores_of_this_host_are_counted(monkeypatch):
     monkeypatch.setattr(cloud, "local_accelerators", lambda: {"TPU": 4})
     resolver = TPUClusterResolver(ENDPOINTS)
     assert resolver.num_accelerators() == {"TPU": 4}
 
 
 @contract("R-20")
-@pytest.mark.parametrize("name", [None, ""])
-def test_no_name(api, name):
-    message = "Please provide a TPU Name to connect to."
-    with pytest.raises(ValueError, match=message):
-        api.TPUClusterResolver(name)
-
-
-@contract("R-20")
-def test_not_ready(api):
+def test_a_tpu_that_is_not_there(api):
     resolver = _resolver(api, {**ONE, "state": "CREATING"})
     with pytest.raises(RuntimeError, match="not yet ready.*CREATING"):
+        resolver.cluster_spec()
+    resolver = api.TPUClusterResolver(
+        "other", "zone", "project", credentials=None, service=tpu_service()
+    )
+    with pytest.raises(ValueError, match="Could not lookup TPU metadata"):
         resolver.cluster_spec()
 
 
@@ -197,27 +186,12 @@ def test_unhealthy(api):
     assert unknown.master() == "grpc://10.1.2.3:8470"
 
 
-@contract("R-20")
-def test_no_such_tpu(api):
-    resolver = api.TPUClusterResolver(
-        "other", "zone", "project", credentials=None, service=tpu_service()
-    )
-    with pytest.raises(ValueError, match="Could not lookup TPU metadata"):
-        resolver.cluster_spec()
-
-
-@pytest.mark.parametrize("names", [[], ["a", "b"]])
-def test_one_tpu_is_named(names):
-    with pytest.raises(ClusterError, match="must name one TPU"):
-        TPUClusterResolver(names)
-
-
-def test_a_coordinator_needs_its_address():
+def test_arguments_and_variables_that_can_not_be_read(environ):
+    for names in ([], ["a", "b"]):
+        with pytest.raises(ClusterError, match="must name one TPU"):
+            TPUClusterResolver(names)
     with pytest.raises(ClusterError, match="needs `coordinator_address`"):
         TPUClusterResolver("local", coordinator_name="coordinator")
-
-
-def test_a_config_that_is_not_json(environ):
     environ["TPU_CONFIG"] = "{"
     with pytest.raises(ClusterError, match="TPU_CONFIG is not JSON"):
         TPUClusterResolver()

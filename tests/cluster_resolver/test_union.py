@@ -1,4 +1,4 @@
-"""UnionResolver: several resolvers as one."""
+"""`UnionResolver` joins the clusters of several resolvers."""
 
 import pytest
 
@@ -35,10 +35,7 @@ def test_dicts_are_merged_by_index(api):
     assert _union(api, first, {"worker": {3: "d:1"}}) == {
         "worker": {3: "d:1", 5: "f:1", 9: "j:1"}
     }
-
-
-@contract("R-11")
-def test_a_list_beside_a_dict_is_a_dict(api):
+    # A list beside a dict is a dict.
     mixed = [{"worker": ["a:1", "b:1"]}, {"worker": {3: "d:1"}}]
     merged = {"worker": {0: "a:1", 1: "b:1", 3: "d:1"}}
     assert _union(api, *mixed) == _union(api, *mixed[::-1]) == merged

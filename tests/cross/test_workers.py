@@ -1,4 +1,4 @@
-"""Workers of one job on different backends: an error says so, on each."""
+"""Workers of one job on different backends hear so, each of them."""
 
 import pytest
 

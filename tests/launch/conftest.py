@@ -1,26 +1,29 @@
-"""Runs `keras-dist run` on scripts that import nothing heavy.
+"""Runs `keras-dist` here, and `keras-dist run` on scripts without Keras.
 
 The backends are two that a package in a temporary folder registers: one
 without and one with a coordinator.
 """
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 import textwrap
 import time
 
+import keras
 import pytest
+from typer.testing import CliRunner
+
+from keras_dist.cli.environment import CPU_ONLY
+from keras_dist.cli.main import app
+from keras_dist.launch import group
 
 # What starts the tests may ignore Ctrl-C, which is inherited.
 COMMAND = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-import os
-from keras_dist.launch import group
-group.SETTLING_TIME = float(
-    os.environ.get("TEST_SETTLING_TIME", group.SETTLING_TIME)
-)
 from keras_dist.cli.main import app
 app(prog_name="keras-dist")
 """
@@ -74,6 +77,33 @@ def serve(address, num_workers):
     while True:
         time.sleep(0.05)
 """
+
+
+@pytest.fixture
+def invoke(monkeypatch):
+    """Runs a line of `keras-dist` in this process; the result."""
+    for name in CPU_ONLY:
+        monkeypatch.setenv(name, "")  # what commands set is set back
+    monkeypatch.setenv("KERAS_BACKEND", keras.backend.backend())
+    monkeypatch.setenv("KERAS_DIST_VIRTUAL_DEVICES", "4")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+    monkeypatch.setenv("COLUMNS", "80")
+    # The models of `models_to_plan.py` are found.
+    monkeypatch.setattr(sys, "path", [os.path.dirname(__file__), *sys.path])
+    return lambda line: CliRunner().invoke(app, shlex.split(line))
+
+
+@pytest.fixture
+def refused(invoke):
+    """Runs a line that ends with an error, and returns the message."""
+
+    def run(line):
+        result = invoke(line)
+        assert result.exit_code == 2, result.output
+        assert isinstance(result.exception, SystemExit)
+        return " ".join(re.sub("[│╭╮╰╯─]", " ", result.output).split())
+
+    return run
 
 
 def _until(condition, seconds=100):
@@ -150,14 +180,22 @@ class Launcher:
     def command(self, *arguments):
         return [sys.executable, "-c", COMMAND, "run", *map(str, arguments)]
 
-    def run(self, *arguments, **variables):
-        return subprocess.run(
-            self.command(*arguments),
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=200,
-            cwd=self.folder,
+    def run(self, *arguments, settling_time=None, **variables):
+        """Runs the command in this process, which saves the time to start."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in list(os.environ):
+                patch.delenv(name)
+            for name, value in self.environment(**variables).items():
+                patch.setenv(name, value)
+            patch.syspath_prepend(self.plugins)
+            patch.chdir(self.folder)
+            if settling_time is not None:
+                patch.setattr(group, "SETTLING_TIME", settling_time)
+            words = ["run", *map(str, arguments)]
+            result = CliRunner().invoke(app, words, prog_name="keras-dist")
+        assert isinstance(result.exception, SystemExit | None), result.exception
+        return subprocess.CompletedProcess(
+            words, result.exit_code, result.stdout, result.stderr
         )
 
     def start(self, *arguments, variables=(), **streams):

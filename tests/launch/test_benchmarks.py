@@ -1,4 +1,4 @@
-"""`python -m bench`, which compares with the frameworks' own loops."""
+"""`python -m bench` compares with the frameworks' own loops."""
 
 import json
 import os

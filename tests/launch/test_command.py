@@ -1,7 +1,8 @@
-"""The `keras-dist` command itself: its version, and how Ctrl-C ends it."""
+"""`keras-dist` helps, completes, imports little, and ends by one Ctrl-C."""
 
 import contextlib
 import os
+import pkgutil
 import re
 import signal
 import subprocess
@@ -13,14 +14,16 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+import keras_dist
 from keras_dist.bench import fit
 from keras_dist.cli import main
-from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.jobs import demo
 from keras_dist.cli.jobs import plan
 from keras_dist.cli.trial import CommandTrial
+from keras_dist.launch import job
 
 BACKEND = keras.backend.backend()
+ON_TORCH = pytest.mark.runs_on("torch")
 
 # What starts the tests may ignore Ctrl-C, which is inherited.
 COMMAND = """
@@ -39,30 +42,40 @@ def make():
         # In pieces: Python forgets a signal that comes just before the call.
         time.sleep(0.05)
 """
+# What a user runs where there may be no framework, or should not wait for it.
+LIGHT = [
+    *("--version", "explain devices", "plan --params 7B"),
+    "plan --target list",
+]
+MODULES = [
+    f"keras_dist.launch.{found.name}"
+    for found in pkgutil.iter_modules([os.path.dirname(job.__file__)])
+    if found.name not in ("__main__", "function")
+]
 
 
-def test_the_version_is_that_of_the_package():
-    result = CliRunner().invoke(main.app, ["--version"])
-    assert result.exit_code == 0, result.output
-    assert result.output == f"keras-dist {version('keras-dist')}\n"
-
-
-def test_the_version_takes_no_framework():
+@ON_TORCH
+def test_what_needs_no_framework_imports_none():
     code = (
-        "import sys\n"
+        "import importlib, sys\n"
         "from keras_dist.cli.main import app\n"
-        "app(['--version'], standalone_mode=False)\n"
+        f"for line in {LIGHT}:\n"
+        "    assert not app(line.split(), standalone_mode=False)\n"
+        f"for name in {MODULES}:\n"
+        "    importlib.import_module(name)\n"
         "heavy = {'keras', 'numpy', 'jax', 'tensorflow', 'torch'}\n"
-        "sys.exit(bool(heavy & set(sys.modules)))"
+        "assert not heavy & set(sys.modules)\n"
+        "import keras_dist\n"
+        "keras_dist.list_devices()\n"
+        "assert not any(n.startswith('keras_dist.bench') for n in sys.modules)"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=100,
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
     )
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert re.fullmatch(r"keras-dist \d+\.\d+\S*\n", finished.stdout)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first == f"keras-dist {version('keras-dist')}"
+    assert re.fullmatch(r"keras-dist \d+\.\d+\S*", first)
 
 
 @pytest.mark.parametrize(
@@ -78,31 +91,23 @@ def test_the_version_takes_no_framework():
 )
 def test_a_shell_completes_what_is_typed(typed, offered):
     words = f"keras-dist {typed}"
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ
-        | {
-            "_KERAS_DIST_COMPLETE": "complete_bash",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(words.count(" ")),
-        },
+    variables = {
+        "_KERAS_DIST_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(words.count(" ")),
+    }
+    result = CliRunner().invoke(
+        main.app, [], env=variables, prog_name="keras-dist"
     )
-    assert set(done.stdout.split()) == offered, done.stderr
+    assert set(result.stdout.split()) == offered, result.output
 
 
 def test_the_completion_is_shown_for_the_shell_that_is_named():
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, "--show-completion", "bash"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "complete -o default" in done.stdout
-    assert "_KERAS_DIST_COMPLETE=complete_bash" in done.stdout
+    options = ["--show-completion", "bash"]
+    result = CliRunner().invoke(main.app, options, prog_name="keras-dist")
+    assert result.exit_code == 0, result.output
+    assert "complete -o default" in result.stdout
+    assert "_KERAS_DIST_COMPLETE=complete_bash" in result.stdout
 
 
 def commands(group, *names):
@@ -112,41 +117,39 @@ def commands(group, *names):
         yield from commands(each, *names, name)
 
 
-COMMANDS = list(commands(get_command(main.app)))
+@ON_TORCH
+def test_help_shows_no_type_for_a_flag(invoke):
+    found = list(commands(get_command(main.app)))
+    assert {("demo",), ("run",), ("bench",)} < set(found)
+    for names in found:
+        result = invoke(" ".join([*names, "--help"]))
+        assert result.exit_code == 0, result.output
+        assert "--help" in result.output
+        assert "bool" not in result.output.lower()
 
 
-def test_all_commands_are_found():
-    assert {("demo",), ("run",), ("bench",)} < set(COMMANDS)
-
-
-@pytest.mark.runs_on("torch")
-@pytest.mark.parametrize("names", COMMANDS, ids="-".join)
-def test_help_shows_no_type_for_a_flag(invoke, names):
-    result = invoke(*names, "--help")
-    assert result.exit_code == 0, result.output
-    assert "--help" in result.output
-    assert "bool" not in result.output.lower()
-
-
-@pytest.mark.runs_on("torch")
-def test_help_shows_brackets_as_they_are(invoke, monkeypatch):
+@ON_TORCH
+def test_help_shows_brackets_and_examples_as_they_are(invoke, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    shown = invoke("plan", "--help").output
+    shown = invoke("plan --help").output
     assert '{".*up/kernel": [null, "logical"]}' in shown
-    usage = invoke("run", "--help").output
+    usage = invoke("run --help").output
     assert "keras-dist run [OPTIONS] SCRIPT [ARGS]... " in usage.replace(
         "keras-dist.py", "keras-dist"
     )
+    name = keras_dist.MultiWorkerMirroredStrategy.__name__
+    assert f"keras_dist.{name}()" in usage
+    words = " ".join(usage.replace("│", " ").split())
+    assert "the port after those is for the coordinator" in words
+    # On a line of its own, to be copied.
+    lines = [line.strip() for line in usage.splitlines()]
+    assert "keras-dist run -n 4 train.py" in lines
 
 
-@pytest.fixture
-def invoke(monkeypatch):
-    """Runs a command in this process, where Ctrl-C is not ignored."""
-    monkeypatch.setenv("KERAS_BACKEND", BACKEND)
-    monkeypatch.setenv("KERAS_DIST_VIRTUAL_DEVICES", "4")
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_not_ignored():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield lambda *arguments: CliRunner().invoke(main.app, arguments)
+    yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, before)
 
@@ -170,22 +173,19 @@ def fail_by_ctrl_c(*arguments):
     "pressed", [press_ctrl_c, ignore_ctrl_c, fail_by_ctrl_c]
 )
 @pytest.mark.parametrize(
-    ("where", "name", "arguments"),
+    ("where", "name", "line"),
     [
-        (fit, "run", ("bench",)),
-        (demo, "run_demo", ("demo",)),
-        (CommandTrial, "run", ("test", "--backend", BACKEND)),
-        (plan, "load_of_named", ("plan", "--model", "users:make")),
+        (fit, "run", "bench"),
+        (demo, "run_demo", "demo"),
+        (CommandTrial, "run", f"test --backend {BACKEND}"),
+        (plan, "load_of_named", "plan --model users:make"),
     ],
 )
 def test_ctrl_c_ends_a_command_in_a_word(
-    invoke, monkeypatch, where, name, arguments, pressed
+    invoke, monkeypatch, where, name, line, pressed
 ):
     monkeypatch.setattr(where, name, pressed)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for variable in CPU_ONLY:
-        monkeypatch.setenv(variable, "")  # what commands set is set back
-    result = invoke(*arguments)
+    result = invoke(line)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == "Interrupted."
     assert "Traceback" not in result.output
@@ -210,7 +210,7 @@ def test_the_demo_stops_where_keras_ignores_ctrl_c(invoke, monkeypatch):
         ignore_ctrl_c()
 
     monkeypatch.setattr(demo.TrainingProgress, "on_train_batch_begin", begin)
-    result = invoke("demo", "--epochs", "1")
+    result = invoke("demo --epochs 1")
     assert result.exit_code == 130
     assert begun == [0]
     assert not result.stdout

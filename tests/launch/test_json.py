@@ -1,4 +1,4 @@
-"""The option `--json [FILE]`, which is the same for each command."""
+"""The option `--json [FILE]` is the same for each command."""
 
 import json
 import os
@@ -8,7 +8,6 @@ import sys
 import keras
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from keras_dist.bench import fit
 from keras_dist.bench.measure import AGAIN
@@ -16,7 +15,6 @@ from keras_dist.bench.measure import Measurement
 from keras_dist.cli import info
 from keras_dist.cli import trial
 from keras_dist.cli.commands import OPTIONAL_FILE
-from keras_dist.cli.environment import CPU_ONLY
 from keras_dist.cli.main import app
 from keras_dist.environment.packages import InstalledBackend
 
@@ -26,12 +24,13 @@ BACKEND = keras.backend.backend()
 
 # Each command with an option that follows `--json`, and an item of its JSON.
 COMMANDS = {
-    ("info",): (("--timeout", "50"), "keras_dist"),
-    ("test",): (("--backend", BACKEND), "results"),
-    ("plan",): (("--params", "1000"), "plans"),
-    ("bench",): (("--rounds", "1"), "command"),
+    "info": ("--timeout 50", "keras_dist"),
+    "test": (f"--backend {BACKEND}", "results"),
+    "plan": ("--params 1000", "plans"),
+    "bench": ("--rounds 1", "command"),
 }
 TITLE = "A table of results"
+each_command = pytest.mark.parametrize("command", COMMANDS)
 
 
 def measure(*arguments):
@@ -53,93 +52,76 @@ def try_nothing(self):
 
 
 @pytest.fixture
-def invoke(monkeypatch, tmp_path):
+def run(invoke, monkeypatch, tmp_path):
     """Runs a command that starts no processes and measures nothing."""
-    for name in (*CPU_ONLY, "KERAS_DIST_VIRTUAL_DEVICES"):
-        monkeypatch.setenv(name, "")  # what commands set is set back
-    monkeypatch.setenv("KERAS_BACKEND", BACKEND)
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    monkeypatch.setenv("COLUMNS", "80")
     absent = InstalledBackend("absent_engine", "absent_engine:Backend", "")
     monkeypatch.setattr(info, "backends", lambda: [absent])
     monkeypatch.setattr(trial.CommandTrial, "run", try_nothing)
     monkeypatch.setattr(fit, "run", measure)
     monkeypatch.chdir(tmp_path)
 
-    def run(command, *arguments):
-        result = CliRunner().invoke(app, [*command, *arguments])
+    def run_line(*words):
+        result = invoke(" ".join(words))
         assert result.exit_code in (0, 1, 2), result.exception
         return result
 
-    return run
+    return run_line
 
 
 def test_all_commands_with_json_are_here():
-    def found(group, *names):
-        for name, each in getattr(group, "commands", {}).items():
-            if any("--json" in param.opts for param in each.params):
-                yield (*names, name)
-            yield from found(each, *names, name)
+    found = {
+        name
+        for name, each in get_command(app).commands.items()
+        if any("--json" in param.opts for param in each.params)
+    }
+    assert found == set(COMMANDS)
 
-    assert set(found(get_command(app))) == set(COMMANDS)
 
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("spelling", [("--json",), ("--json", "-")])
-@pytest.mark.parametrize("is_last", [False, True])
+@each_command
+@pytest.mark.parametrize("spelling", ["--json", "--json -"])
 def test_without_a_file_json_is_all_that_is_printed(
-    invoke, capfd, tmp_path, command, spelling, is_last
+    run, capfd, tmp_path, command, spelling
 ):
     options, item = COMMANDS[command]
-    ordered = (options, spelling) if is_last else (spelling, options)
-    result = invoke(command, *(arg for part in ordered for arg in part))
-    assert result.exit_code != 2, result.output
-    assert item in json.loads(result.stdout)
-    assert "written by a compiler" not in capfd.readouterr().out
-    assert not list(tmp_path.iterdir())
+    for ordered in ((options, spelling), (spelling, options)):
+        result = run(command, *ordered)
+        assert result.exit_code != 2, result.output
+        assert item in json.loads(result.stdout)
+        assert "written by a compiler" not in capfd.readouterr().out
+        assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-@pytest.mark.parametrize("is_one", [False, True])
-def test_with_a_file_results_are_shown_too(invoke, tmp_path, command, is_one):
+@each_command
+def test_with_a_file_results_are_shown_too(run, tmp_path, command):
     options, item = COMMANDS[command]
-    shown = invoke(command, *options)
-    spelling = ["--json=x.json"] if is_one else ["--json", "x.json"]
-    result = invoke(command, *spelling, *options)
-    assert result.exit_code == shown.exit_code != 2, result.output
-    assert result.stdout.splitlines()[0] == shown.stdout.splitlines()[0]
-    assert not result.stdout.startswith("{")
-    assert item in json.loads((tmp_path / "x.json").read_text())
+    shown = run(command, options)
+    for spelling in ("--json=x.json", "--json x.json"):
+        result = run(command, spelling, options)
+        assert result.exit_code == shown.exit_code != 2, result.output
+        assert result.stdout.splitlines()[0] == shown.stdout.splitlines()[0]
+        assert not result.stdout.startswith("{")
+        assert item in json.loads((tmp_path / "x.json").read_text())
+        (tmp_path / "x.json").unlink()
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_bad_files_are_errors(invoke, command):
+@each_command
+def test_bad_files_are_errors_and_help_says_that_it_may_be_left_out(
+    run, command
+):
     options, _ = COMMANDS[command]
-    result = invoke(command, "--json", "no/such/x.json", *options)
+    result = run(command, "--json no/such/x.json", options)
     assert result.exit_code == 2
     assert "--json no/such/x.json: there is no folder" in result.stderr
-    assert invoke(command, "--json", ".", *options).exit_code == 2
+    assert run(command, "--json .", options).exit_code == 2
     # A second word is no file.
-    assert invoke(command, "--json", "x.json", "y.json").exit_code == 2
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help_says_that_the_file_may_be_left_out(invoke, command):
-    result = invoke(command, "--help")
-    (line,) = (x for x in result.output.splitlines() if "--json " in x)
+    assert run(command, "--json x.json y.json").exit_code == 2
+    lines = run(command, "--help").output.splitlines()
+    (line,) = (x for x in lines if "--json " in x)
     assert OPTIONAL_FILE in line
 
 
-def test_json_as_the_value_of_another_option_is_not_taken(invoke):
-    result = invoke(("plan",), "--params", "--json")
-    assert result.exit_code == 2
-    assert "'--json=-'" in result.stderr
-
-
-def test_options_of_a_script_stay_the_scripts(launcher):
-    script = launcher.script("print(sys.argv[1:])")
-    done = launcher.run("-n", 1, script, "--json", "--verbose")
-    assert done.stdout == "[worker 0] ['--json', '--verbose']\n", done.stderr
+def test_json_as_the_value_of_another_option_is_not_taken(refused):
+    assert "'--json=-'" in refused("plan --params --json")
 
 
 def test_what_others_write_goes_to_standard_error(tmp_path):

@@ -1,4 +1,4 @@
-"""The page about many workers: its files do what it says."""
+"""The files and commands on the page about many workers do what it says."""
 
 import importlib.util
 import os

@@ -1,10 +1,12 @@
-"""The arithmetic of `keras-dist plan`, and of `keras_dist.summary`."""
+"""`plan` and `summary` compute memory and traffic by formulas with sources."""
 
 import math
 
 import keras
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import keras_dist
 import keras_dist.planning
@@ -52,18 +54,13 @@ def test_mirrored_memory_does_not_depend_on_the_number_of_devices():
         assert (each.kept, each.most) == (12408, 16458)
 
 
-def test_sharded_slots_are_padded():
+def test_parts_are_those_of_the_replicas_of_all_workers():
+    placement = Placement(GPUS, (), 2, split="optimizer")
+    assert memory(LOAD, placement)["gpu:0"].optimizer == 2 * 500 + 8
+    # Slots are padded.
     load = Load(40, 0, (Flat(10, 4), Flat(3, 4)), 8)
     found = memory(load, Placement(GPUS, split="optimizer"))
     assert found["gpu:3"].optimizer == 8 + 3 * 4 + 1 * 4
-
-
-def test_slots_are_cut_over_the_replicas_of_all_workers():
-    placement = Placement(GPUS, (), 2, split="optimizer")
-    assert memory(LOAD, placement)["gpu:0"].optimizer == 2 * 500 + 8
-
-
-def test_sharded_variables_are_cut_too():
     placement = Placement(GPUS, (), 2, split="variables")
     found = memory(LOAD, placement, activations=50)
     # While a step runs, layers use whole variables: at most all at once.
@@ -76,25 +73,26 @@ def test_central_memory_is_on_the_parameter_device():
     assert found["gpu:2"] == Memory(0, 0, 4400, 4000, 50)
     assert found["cpu:0"] == Memory(4400, 8008, 0, 4000)
     assert list(found) == [*GPUS, "cpu:0"]
-
-
-def test_a_device_that_computes_may_keep_variables_too():
+    # A device that computes may keep variables too.
     found = memory(LOAD, Placement(GPUS[:2], GPUS[:1]))
     assert found["gpu:0"] == Memory(4400, 8008, 0, 4000)
     assert found["gpu:1"] == Memory(0, 0, 4400, 4000)
 
 
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_both_ways_of_summing_send_as_much(count):
     names = GPUS[:count]
-    (ring,) = transfers(LOAD, Placement(names))
+    ring = transfers(LOAD, Placement(names))
     halves = transfers(LOAD, Placement(names, split="optimizer"))
     assert halves == transfers(LOAD, Placement(names, split="variables"))
-    assert ring.total == sum(half.total for half in halves)
-    assert ring.total == 2 * (count - 1) * LOAD.trainable
-    assert ring.sent == tuple(
-        (name, math.ceil(2 * (count - 1) / count * 4000)) for name in names
-    )
+    total = 2 * (count - 1) * LOAD.trainable
+    assert sum(each.total for each in ring) == total
+    assert sum(each.total for each in halves) == total
+    if count == 1:
+        assert ring == transfers(LOAD, Placement(names, names)) == ()
+    else:
+        each = math.ceil(2 * (count - 1) / count * 4000)
+        assert ring[0].sent == tuple((name, each) for name in names)
 
 
 def test_workers_add_up_on_their_own_devices_first():
@@ -102,9 +100,6 @@ def test_workers_add_up_on_their_own_devices_first():
     assert (local.between, local.total) == ("devices", 3 * 2 * 3 * 4000)
     assert (wire.between, wire.total) == ("workers", 2 * 2 * 4000)
     assert wire.sent[0] == ("worker 0", math.ceil(2 * 2 / 3 * 4000))
-
-
-def test_workers_of_one_device_have_the_wire_only():
     (wire,) = transfers(LOAD, Placement(GPUS[:1], (), 2))
     assert (wire.between, wire.total) == ("workers", 2 * 4000)
 
@@ -114,18 +109,11 @@ def test_central_variables_travel_both_ways():
     assert there.sent == (("cpu:0", 4 * 4400),)
     assert back.sent == tuple((name, 4000) for name in GPUS)
     assert (there.total, back.total) == (4 * 4400, 4 * 4000)
-
-
-def test_parameter_devices_send_what_each_keeps():
+    # Each parameter device sends what it keeps.
     kept = {"gpu:0": Kept(3400, 3000), "gpu:1": Kept(1000, 1000)}
     there, back = transfers(LOAD, Placement(GPUS[:2], GPUS[:2]), kept)
     assert dict(there.sent) == {"gpu:0": 3400, "gpu:1": 1000}
     assert dict(back.sent) == {"gpu:0": 1000, "gpu:1": 3000}
-
-
-def test_one_device_sends_nothing():
-    assert transfers(LOAD, Placement(GPUS[:1])) == ()
-    assert transfers(LOAD, Placement(GPUS[:1], GPUS[:1])) == ()
 
 
 @pytest.mark.parametrize("name", estimates.SLOTS)
@@ -141,70 +129,39 @@ def test_keras_makes_as_many_slots(name):
     assert found.counters <= 16
 
 
-@pytest.mark.parametrize("name", estimates.VARIABLE_BYTES)
-def test_keras_gives_variables_that_type(name):
-    policy = keras.DTypePolicy(name)
-    dtype = policy.variable_dtype.replace("bfloat16", "float16")
-    assert np.dtype(dtype).itemsize == estimates.VARIABLE_BYTES[name]
+def test_keras_gives_variables_the_type_of_a_policy():
+    for name, size in estimates.VARIABLE_BYTES.items():
+        dtype = keras.DTypePolicy(name).variable_dtype
+        assert np.dtype(dtype.replace("bfloat16", "float16")).itemsize == size
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("7e9", 7 * 10**9),
-        ("7B", 7 * 10**9),
-        ("1.5b", 1_500_000_000),
-        ("350M", 350_000_000),
-        ("20_000", 20_000),
-        ("20,000", 20_000),
-        (" 12 k ", 12_000),
-        ("1T", 10**12),
-    ],
-)
-def test_numbers_are_read(text, number):
-    assert read_number(text) == number
+NUMBERS = {"7e9": 7 * 10**9, "7B": 7 * 10**9, "1.5b": 15 * 10**8}
+NUMBERS |= {"350M": 35 * 10**7, "20_000": 20_000, "20,000": 20_000}
+NUMBERS |= {" 12 k ": 12_000, "1T": 10**12}
+BYTES = {"20e9": 20 * 10**9, "512B": 512, "20 G": 20 * 10**9}
+BYTES |= {"20GB": 20 * 10**9, "1.5 GiB": 3 * 2**29, "4ki": 4096}
+SHOWN = {0: "0 B", 999: "999 B", 1000: "1.0 kB", 999_960: "1.0 MB"}
+SHOWN |= {12_250_000_000: "12.2 GB", 10**21: "1000.0 EB"}
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("20e9", 20 * 10**9),
-        ("512B", 512),
-        ("20 G", 20 * 10**9),
-        ("20GB", 20 * 10**9),
-        ("1.5 GiB", 3 * 2**29),
-        ("4ki", 4096),
-    ],
-)
-def test_bytes_are_read(text, number):
-    assert read_bytes(text) == number
+def test_numbers_are_read_and_shown_as_people_write_them():
+    assert {text: read_number(text) for text in NUMBERS} == NUMBERS
+    assert {text: read_bytes(text) for text in BYTES} == BYTES
+    assert {number: bytes_text(number) for number in SHOWN} == SHOWN
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1", "0", "7BB", "1x", "1e30G"])
-def test_what_is_no_number_of_bytes_is_refused(text):
-    with pytest.raises(ValueError, match="20GiB"):
-        read_bytes(text)
+@given(st.integers(1, 10**17))
+def test_bytes_that_are_shown_can_be_read(number):
+    assert read_bytes(bytes_text(number)) == pytest.approx(number, rel=0.051)
 
 
-@pytest.mark.parametrize("text", ["", "B", "-1", "1e-3", "0.2", "1x", "7 BB"])
-def test_what_is_no_number_is_refused(text):
-    with pytest.raises(ValueError, match="could not be read"):
-        read_number(text)
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (999_960, "1.0 MB"),
-        (12_250_000_000, "12.2 GB"),
-        (10**21, "1000.0 EB"),
-    ],
-)
-def test_bytes_are_shown(number, text):
-    assert bytes_text(number) == text
+def test_what_is_no_number_is_refused():
+    for text in ("", "GB", "-1", "0", "7BB", "1x", "1e30G"):
+        with pytest.raises(ValueError, match="20GiB"):
+            read_bytes(text)
+    for text in ("", "B", "-1", "1e-3", "0.2", "1x", "7 BB"):
+        with pytest.raises(ValueError, match="could not be read"):
+            read_number(text)
 
 
 @pytest.mark.parametrize(

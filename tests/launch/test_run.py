@@ -1,7 +1,6 @@
-"""`keras-dist run`: what workers are told, output, options."""
+"""`keras-dist run` tells workers who they are, and shows what they write."""
 
 import os
-import pkgutil
 import pty
 import re
 import shutil
@@ -10,25 +9,14 @@ import sys
 
 import keras
 import pytest
-from typer.testing import CliRunner
 
-import keras_dist
-from keras_dist.cli.main import app
 from keras_dist.cluster_resolver import slurm
 from keras_dist.environment import machine
-from keras_dist.launch import job
 from keras_dist.launch.addresses import AddressLayout
 from keras_dist.launch.job import Job
 from keras_dist.launch.output import Screen
 
 pytestmark = pytest.mark.runs_on("torch")
-
-MODULES = [
-    f"keras_dist.launch.{found.name}"
-    for found in pkgutil.iter_modules([os.path.dirname(job.__file__)])
-    if found.name not in ("__main__", "function")
-]
-
 
 SHOW = """
 for name in sys.argv[1:]:
@@ -44,22 +32,17 @@ def shown(done, worker):
 
 def test_what_each_worker_is_told(launcher):
     names = [
-        "KERAS_DIST_WORKERS",
-        "KERAS_DIST_WORKER_INDEX",
-        "KERAS_DIST_COORDINATOR",
-        "KERAS_DIST_RESTARTS",
-        "KERAS_DIST_VIRTUAL_DEVICES",
-        "KERAS_BACKEND",
-        "PYTHONUNBUFFERED",
-        "TF_CPP_MIN_LOG_LEVEL",
-        "TF_CONFIG",
-        "RANK",
+        *("KERAS_DIST_WORKERS", "KERAS_DIST_WORKER_INDEX"),
+        *("KERAS_DIST_COORDINATOR", "KERAS_DIST_RESTARTS"),
+        *("KERAS_DIST_VIRTUAL_DEVICES", "KERAS_BACKEND", "PYTHONUNBUFFERED"),
+        *("TF_CPP_MIN_LOG_LEVEL", "TF_CONFIG", "RANK", "OMP_NUM_THREADS"),
     ]
     done = launcher.run(
-        *("--workers", 3, "--devices", 2),
+        *("--workers", 3, "--devices", 2, "--backend", "plain_engine"),
         *(launcher.script(SHOW), *names),
         KERAS_DIST_COORDINATOR="of another job",
         KERAS_DIST_WORKER_INDEX="7",
+        KERAS_BACKEND="",
         TF_CONFIG="{}",
         RANK="5",
         TF_CPP_MIN_LOG_LEVEL="0",
@@ -76,6 +59,7 @@ def test_what_each_worker_is_told(launcher):
             "KERAS_DIST_RESTARTS": "0",
             "KERAS_DIST_VIRTUAL_DEVICES": "2",
             "KERAS_BACKEND": "plain_engine",
+            "OMP_NUM_THREADS": str(max(1, machine.num_cores() // 3)),
             "PYTHONUNBUFFERED": "1",
             "TF_CPP_MIN_LOG_LEVEL": "0",
             "TF_CONFIG": "{}",
@@ -84,93 +68,65 @@ def test_what_each_worker_is_told(launcher):
 
 
 def test_what_follows_the_script_is_the_scripts(launcher):
-    script = launcher.script("print(sys.argv[1:])")
-    arguments = ["--workers", "9", "-m", "--", "--help", ""]
-    done = launcher.run("--workers", 1, script, *arguments)
+    script = launcher.script("""
+        workers = os.environ["KERAS_DIST_WORKERS"].split(",")
+        print(len(workers), sys.argv[1:])
+    """)
+    given = ["-n", "3", "--workers", "9", "-m", "--", "--help", "--json", ""]
+    done = launcher.run("-n", 2, script, *given)
     assert done.returncode == 0, done.stderr
-    assert f"[worker 0] {arguments}" in done.stdout
+    expected = [f"[worker {i}] 2 {given}" for i in range(2)]
+    assert sorted(done.stdout.splitlines()) == expected
 
 
 def test_a_module(launcher):
     package = launcher.folder / "package"
     package.mkdir()
     (package / "part.py").write_text("import sys; print(sys.argv[1:])")
-    done = launcher.run("--workers", 2, "-m", "package.part", "--help")
-    assert done.returncode == 0, done.stderr
-    assert "[worker 1] ['--help']" in done.stdout
+    done = launcher.run("--workers", 1, "-m", "package.part", "--help")
+    assert done.returncode == 0
+    assert "[worker 0] ['--help']" in done.stdout
+    assert done.stderr == ""  # one worker keeps all cores
 
 
-def test_backend_option(launcher):
-    script = launcher.script(SHOW)
-    done = launcher.run(
-        *("--workers", 1, "--backend", "plain_engine", script),
-        "KERAS_BACKEND",
-        KERAS_BACKEND="",
-    )
-    assert shown(done, 0) == {"KERAS_BACKEND": "plain_engine"}
-
-
-def test_cores_are_shared_and_it_says_so_once(launcher, monkeypatch):
-    script = launcher.script(SHOW)
-    arguments = ("--workers", 2, "--max-restarts", 1)
-    fails = "sys.exit(not restarts)"
-    done = launcher.run(*arguments, script, "OMP_NUM_THREADS")
-    expected = str(max(1, machine.num_cores() // 2))
-    assert shown(done, 1) == {"OMP_NUM_THREADS": expected}
-    done = launcher.run(*arguments, launcher.script(fails))
-    assert done.stderr.count("OMP_NUM_THREADS") == 1
-
-
-@pytest.mark.parametrize(("workers", "threads"), [(3, "3"), (16, "1")])
-def test_how_cores_are_shared(monkeypatch, workers, threads):
+def test_how_cores_and_gpus_are_shared(monkeypatch):
     monkeypatch.setattr(machine, "num_cores", lambda: 11)
-    given, notice = machine.with_threads({}, workers)
-    assert given == {"OMP_NUM_THREADS": threads}
-    assert f"OMP_NUM_THREADS={threads}" in notice
-
-
-def test_threads_that_were_set_are_kept(launcher):
-    script = launcher.script(SHOW)
-    done = launcher.run(
-        *("--workers", 2, script, "OMP_NUM_THREADS"), OMP_NUM_THREADS="5"
-    )
-    assert shown(done, 1) == {"OMP_NUM_THREADS": "5"}
-    assert "OMP_NUM_THREADS" not in done.stderr
+    for workers, threads in ((3, "3"), (16, "1")):
+        given, notice = machine.with_threads({}, workers)
+        assert given == {"OMP_NUM_THREADS": threads}
+        assert f"OMP_NUM_THREADS={threads}" in notice
+    gpus = machine.gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    assert machine.share(gpus, 1, 2) == ["2", "3"]
+    assert machine.share(gpus, 0, 1) == gpus
 
 
 @pytest.mark.parametrize(
-    ("workers", "visible", "expected"),
-    [
-        (2, "0,1,2,3", ["0,1", "2,3"]),
-        (2, "4,GPU-a, 7,-1,2", ["4", "GPU-a"]),
-        (2, "5", ["5", "5"]),
-        (1, "0,1", ["0,1"]),
-    ],
+    ("visible", "expected"),
+    [("4,GPU-a, 7,-1,2", ["4", "GPU-a"]), ("5", ["5", "5"])],
 )
-def test_gpus_are_shared(launcher, workers, visible, expected):
+def test_gpus_are_shared_and_threads_that_were_set_are_kept(
+    launcher, visible, expected
+):
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
     done = launcher.run(
-        *("--workers", workers, launcher.script(SHOW), "CUDA_VISIBLE_DEVICES"),
+        *("--workers", 2, launcher.script(SHOW), *names),
         CUDA_VISIBLE_DEVICES=visible,
+        OMP_NUM_THREADS="5",
     )
-    assert [
-        shown(done, index)["CUDA_VISIBLE_DEVICES"] for index in range(workers)
-    ] == expected
+    for index, gpus in enumerate(expected):
+        assert shown(done, index) == dict(zip(names, (gpus, "5"), strict=True))
+    assert "OMP_NUM_THREADS" not in done.stderr
 
 
-def test_gpus_that_nvidia_smi_lists(tmp_path, monkeypatch):
+def test_gpus_that_nvidia_smi_lists_are_listed_once(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: A'\necho 'GPU 1: A'\n")
+    lines = "echo 'GPU 0: A'\necho 'GPU 1: A'\n"
+    program.write_text(f"#!/bin/sh\necho called >> {calls}\n{lines}")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert machine.gpus({}) == ["0", "1"]
-
-
-def test_gpus_are_listed_once(tmp_path, monkeypatch):
-    calls = tmp_path / "calls"
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho called >> {calls}\necho 'GPU 0: A'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    calls.unlink()
     made = Job(("true",), AddressLayout(3, (), 0), keras.backend.backend(), {})
     screen = Screen(sys.stdout, sys.stderr)
     for restarts in range(2):
@@ -182,30 +138,20 @@ def _never_ends(command, timeout, **options):
     raise subprocess.TimeoutExpired(command, timeout)
 
 
-@pytest.mark.parametrize("count", [machine.gpus, slurm.count_gpus])
-def test_a_list_of_gpus_that_never_ends_is_an_error(monkeypatch, count):
+def test_a_list_of_gpus_that_never_ends_is_an_error(
+    refused, tmp_path, monkeypatch
+):
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(subprocess, "run", _never_ends)
-    with pytest.raises(
-        RuntimeError, match=r"within 60 seconds(?s:.*)CUDA_VISIBLE_DEVICES"
-    ):
-        count({})
-
-
-def test_run_says_that_gpus_are_not_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: name)
-    monkeypatch.setattr(subprocess, "run", _never_ends)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for count in (machine.gpus, slurm.count_gpus):
+        with pytest.raises(
+            RuntimeError, match=r"within 60 seconds(?s:.*)CUDA_VISIBLE_DEVICES"
+        ):
+            count({})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     script = tmp_path / "script.py"
     script.touch()
-    done = CliRunner().invoke(app, ["run", "--workers", "2", str(script)])
-    assert done.exit_code == 2, done.output
-    assert "It is unknown which GPUs" in " ".join(done.output.split())
-
-
-def test_one_worker_keeps_all_cores(launcher):
-    done = launcher.run("--workers", 1, launcher.script(SHOW), "OMP_X")
-    assert done.stderr == ""
+    assert "It is unknown which GPUs" in refused(f"run --workers 2 {script}")
 
 
 def test_lines_have_the_workers_name(launcher):
@@ -225,13 +171,6 @@ def test_lines_have_the_workers_name(launcher):
     )
     for i in range(2):
         assert f"[worker {i}] error {i}\n" in done.stderr
-
-
-def test_a_line_is_shown_when_it_is_written(launcher):
-    process = launcher.start(
-        "--workers", 1, launcher.script("print('here')\nsleep()")
-    )
-    assert process.stdout.readline() == "[worker 0] here\n"
 
 
 def test_much_output_arrives_whole(launcher):
@@ -343,99 +282,16 @@ def test_no_colour_where_none_is_wanted(launcher):
     assert b"\x1b[2m" not in shown
 
 
-def test_a_reader_that_leaves_does_not_end_training(launcher):
+def test_lines_are_shown_at_once_and_a_reader_may_leave(launcher):
     process = launcher.start(
         *("--workers", 1),
         launcher.script("print('a')\nawait_mark('go')\nprint('b')\nmark('x')"),
     )
-    process.stdout.readline()
+    assert process.stdout.readline() == "[worker 0] a\n"
     process.stdout.close()
     (launcher.folder / "go").touch()
     assert process.wait(timeout=100) == 0
     assert launcher.marks("x", 1)
-
-
-@pytest.fixture
-def invoke(launcher, monkeypatch):
-    """Runs the command in this process: the result, and its text unboxed."""
-    launcher.script("raise AssertionError('started')")
-    monkeypatch.chdir(launcher.folder)
-    monkeypatch.syspath_prepend(launcher.plugins)
-    monkeypatch.setenv("KERAS_BACKEND", "plain_engine")
-    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments):
-        result = CliRunner().invoke(app, ["run", *map(str, arguments)])
-        text = re.sub("[│╭╮╰╯─]", " ", result.output)
-        return result, " ".join(text.split())
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--workers", 0, "train.py"], "'--workers'"),
-        (["train.py"], "'--workers'"),
-        (["--workers", 1], "SCRIPT"),
-        (["--workers", 1, "--nosuch", 1, "train.py"], "--nosuch"),
-        (["--workers", 1, "nosuch.py"], "no 'nosuch.py' in"),
-        (["--workers", 2, "--hosts", "a:1,b:1", "train.py"], "--host-index"),
-        (["--workers", 2, "--host-index", 1, "train.py"], "--hosts"),
-        (["--workers", 2, "--backend", "nosuch", "train.py"], "'nosuch'"),
-        (["--workers", 2, "--max-restarts", -1, "train.py"], "max-restarts"),
-        (["--workers", 2, "--log-dir", "train.py", "train.py"], "log-dir"),
-        (["--workers", 2, "--log-dir", "train.py/x", "train.py"], "log-dir"),
-        *(
-            (["--workers", n, "--hosts", h, "--host-index", i, "train.py"], e)
-            for n, h, i, e in [
-                (3, "a:1,b:1", 0, "multiple of the number of hosts"),
-                (2, "a:1,b:1", 2, "from 0 to 1"),
-                (2, "a:1,b:1", -1, "from 0 to 1"),
-                (2, "a,b:1", 0, "host 'a'"),
-                (2, "a:1,", 0, "host ''"),
-                (2, "fd00::1:9,b:1", 0, "host 'fd00::1:9'"),
-                (2, "a:70000,b:1", 0, "host 'a:70000'"),
-                (2, "a:65535,b:1", 0, "65535"),
-                (4, "a:9000,a:9002", 0, "a:9002"),
-            ]
-        ),
-    ],
-)
-def test_bad_options(invoke, arguments, expected):
-    result, output = invoke(*arguments)
-    assert result.exit_code == 2
-    assert expected in output
-    assert isinstance(result.exception, SystemExit)
-
-
-def test_help_names_the_strategy_and_shows_an_example(invoke):
-    result, output = invoke("--help")
-    assert result.exit_code == 0
-    name = keras_dist.MultiWorkerMirroredStrategy.__name__
-    assert f"keras_dist.{name}()" in output
-    # On a line of its own, to be copied.
-    lines = [line.strip() for line in result.output.splitlines()]
-    assert "keras-dist run -n 4 train.py" in lines
-
-
-def test_n_is_short_for_workers(launcher):
-    script = launcher.script("""
-        workers = os.environ["KERAS_DIST_WORKERS"].split(",")
-        print(len(workers), *sys.argv[1:])
-    """)
-    done = launcher.run("-n", 2, script, "-n", 3)
-    assert done.returncode == 0, done.stderr
-    # What follows the script is the script's.
-    expected = [f"[worker {i}] 2 -n 3" for i in range(2)]
-    assert sorted(done.stdout.splitlines()) == expected
-
-
-def test_help_says_where_the_coordinator_listens(invoke):
-    result, output = invoke("--help")
-    assert result.exit_code == 0
-    assert "the port after those is for the coordinator" in output
 
 
 @pytest.mark.runs_on("jax", "tensorflow", "torch")
@@ -454,18 +310,3 @@ def test_the_module_is_the_command(launcher):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[worker 0] ['--help']\n"
-
-
-def test_the_launcher_imports_no_keras():
-    code = "import importlib, sys\n" + "".join(
-        f"importlib.import_module({name!r})\n" for name in MODULES
-    )
-    code += "print(sorted({'keras', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    )
-    assert done.stdout == "[]\n"

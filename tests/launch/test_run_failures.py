@@ -1,4 +1,4 @@
-"""`keras-dist run`: failures and restarts."""
+"""If a worker fails, `keras-dist run` names it, ends all, and may restart."""
 
 import textwrap
 import time
@@ -17,24 +17,20 @@ def told(text):
     return [line for line in text.splitlines() if "keras-dist:" in line]
 
 
-def test_all_end_with_zero(launcher):
-    done = launcher.run("--workers", 3, launcher.script("pass"))
+def test_all_end_with_zero_one_before_the_others(launcher):
+    script = "index == 0 and await_mark('end-1')\nmark('end')"
+    done = launcher.run("--workers", 2, launcher.script(script))
     assert done.returncode == 0
     assert len(told(done.stderr)) == 1
 
 
-def test_one_may_end_before_the_others(launcher):
-    script = "index == 0 and await_mark('end-1')\nmark('end')"
-    done = launcher.run("--workers", 2, launcher.script(script))
-    assert done.returncode == 0
-
-
-def test_a_failure_ends_all_and_is_shown(launcher):
+def test_a_failure_ends_all_and_is_shown_once(launcher):
     script = launcher.script(
         """
         mark("process", os.getpid())
-        await_mark("process-0")
-        if index == 1:
+        print("before", file=sys.stderr)
+        if index == 0:
+            await_mark("process-1")
             try:
                 {}["inner"]
             except KeyError:
@@ -44,39 +40,21 @@ def test_a_failure_ends_all_and_is_shown(launcher):
     )
     done = launcher.run("--workers", 3, "--log-dir", "logs", script)
     assert done.returncode == 1
+    assert "[worker 0] before\n" in done.stderr
+    assert "[worker 0] Traceback" not in done.stderr
     report = done.stderr[done.stderr.index("keras-dist: worker") :]
     lines = report.splitlines()
     assert lines[0] == (
-        "keras-dist: worker 1 failed first: it ended with exit status 1"
+        "keras-dist: worker 0 failed first: it ended with exit status 1"
     )
     assert lines[1] == "  Traceback (most recent call last):"
-    assert "  KeyError: 'inner'" in lines
     assert lines[-2] == "  ValueError: outer"
-    assert "logs/worker-1.log" in lines[-1]
-    for process in (0, 2):
-        mark = launcher.folder / f"process-{process}"
-        assert not (mark.exists() and launcher.is_alive(int(mark.read_text())))
-
-
-def test_a_failing_workers_traceback_is_shown_once(launcher):
-    script = launcher.script(
-        """
-        print("before", file=sys.stderr)
-        if index == 1:
-            try:
-                {}["inner"]
-            except KeyError:
-                raise ValueError("outer")
-        sleep()
-        """
-    )
-    done = launcher.run("--workers", 2, script)
-    assert done.returncode == 1
-    assert "[worker 1] before\n" in done.stderr
-    assert "  ValueError: outer\n" in done.stderr
+    assert "logs/worker-0.log" in lines[-1]
     for text in ("ValueError: outer\n", "KeyError: 'inner'\n"):
         assert done.stderr.count(text) == 1
-    assert "[worker 1] Traceback" not in done.stderr
+    for process in (1, 2):
+        mark = launcher.folder / f"process-{process}"
+        assert not (mark.exists() and launcher.is_alive(int(mark.read_text())))
 
 
 def test_a_traceback_of_a_worker_that_goes_on_is_shown(launcher):
@@ -142,7 +120,7 @@ def test_the_cause_is_shown_not_who_lost_a_peer(launcher, how):
         raise ValueError("my own fault")
         """
     )
-    done = launcher.run("--workers", 3, script, TEST_SETTLING_TIME="100")
+    done = launcher.run("--workers", 3, script, settling_time=100.0)
     assert done.returncode == 1
     assert "worker 1 failed first" in done.stderr
     assert "  ValueError: my own fault" in done.stderr
@@ -178,38 +156,24 @@ def test_the_last_traceback():
     assert not Failure("a", 1, stderr=f"{trace}ValueError").lost_a_peer
 
 
-def test_a_worker_that_ignores_sigterm_is_killed(launcher):
-    script = launcher.script(
-        """
-        if index == 0:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            mark("process", os.getpid())
-            sleep()
-        await_mark("process-0")
-        sys.exit(5)
-        """
-    )
+@pytest.mark.parametrize(
+    "body",
+    [
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); shown(); sleep()",
+        "shown(); os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+    ids=["ignores SIGTERM", "is stopped"],
+)
+def test_a_worker_that_does_not_end_is_killed(launcher, body):
+    script = "shown = lambda: mark('pid', os.getpid())\n"
+    script += f"if index == 0:\n    {body}\n"
+    script += 'await_mark("pid-0")\nsys.exit(42)'
     before = time.monotonic()
-    done = launcher.run("--workers", 2, "--grace", 0.5, script)
-    assert time.monotonic() - before > 0.5
-    assert done.returncode == 5
-    assert not launcher.is_alive(int(launcher.marks("process", 1)[0]))
-
-
-def test_a_stopped_worker_is_ended(launcher):
-    script = launcher.script(
-        """
-        if index == 0:
-            mark("process", os.getpid())
-            os.kill(os.getpid(), signal.SIGSTOP)
-        await_mark("process-0")
-        sys.exit(42)
-        """
-    )
-    done = launcher.run("--workers", 2, "--grace", 0.2, script)
+    done = launcher.run("--workers", 2, "--grace", 0.3, launcher.script(script))
+    assert time.monotonic() - before > 0.3
     assert done.returncode == 42
     assert "exit status 42, which asks for a restart" in done.stderr
-    assert not launcher.is_alive(int(launcher.marks("process", 1)[0]))
+    assert not launcher.is_alive(int(launcher.marks("pid", 1)[0]))
 
 
 RECORD = """
@@ -241,6 +205,7 @@ def test_all_are_started_again_on_new_ports(launcher):
     assert ports == [workers for _, workers in records(launcher, 1)]
     for one, next_one in zip(ports, ports[1:], strict=False):
         assert not set(one.split(",")) & set(next_one.split(","))
+    assert done.stderr.count("OMP_NUM_THREADS") == 1
     again = [x for x in told(done.stderr) if "starting all workers" in x]
     assert len(again) == 2
     assert "restart 2 of 3" in again[1]
@@ -297,7 +262,7 @@ def test_a_traceback_that_is_being_written_is_awaited(launcher):
     sys.exit("ValueError: my own fault")
     """
     script = launcher.script(LOSES + textwrap.dedent(body))
-    done = launcher.run("--workers", 2, script, TEST_SETTLING_TIME="100")
+    done = launcher.run("--workers", 2, script, settling_time=100.0)
     assert done.returncode == 1
     assert "worker 1 failed first: it ended with exit" in done.stderr
     assert "  ValueError: my own fault" in done.stderr

@@ -1,4 +1,4 @@
-"""`keras-dist run`: several hosts, addresses, the coordinator."""
+"""`keras-dist run` starts one job on several hosts, with its coordinator."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""`keras-dist run`: signals, and that no process is left."""
+"""`keras-dist run` passes signals on, and leaves no process behind."""
 
 import os
 import signal
@@ -45,30 +45,28 @@ def test_signals_reach_each_worker_once(launcher, name):
 
 
 def test_ctrl_c_ends_with_one_line(launcher):
+    """Workers are out of the terminal's reach: the launcher tells them."""
     script = launcher.script(
         """
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        mark("on")
+        mark("session", os.getsid(0))
         try:
             sleep()
         finally:
-            print("saved", file=sys.stderr)
+            index or print("saved", file=sys.stderr)
         """
     )
-    process = launcher.start("--workers", 1, script)
-    launcher.marks("on", 1)
+    process = launcher.start(
+        "--workers", 2, script, variables={"OMP_NUM_THREADS": "1"}
+    )
+    sessions = launcher.marks("session", 2)
+    assert len({str(os.getsid(0)), *sessions}) == 3
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=100)
     assert process.returncode == 130
-    assert stderr == "[worker 0] saved\nkeras-dist: interrupted\n"
-
-
-def test_workers_are_out_of_the_terminals_reach(launcher):
-    script = launcher.script("mark('session', os.getsid(0))\nsleep()")
-    launcher.start("--workers", 2, script)
-    ours = str(os.getsid(0))
-    sessions = launcher.marks("session", 2)
-    assert len({ours, *sessions}) == 3
+    assert "[worker 0] saved\n" in stderr
+    assert stderr.endswith("keras-dist: interrupted\n")
+    assert stderr.count("keras-dist:") == 1
 
 
 STUBBORN = """
@@ -79,23 +77,20 @@ sleep()
 """
 
 
-def test_a_second_ctrl_c_kills_at_once(launcher):
+@pytest.mark.parametrize(
+    ("grace", "number"), [(1000, signal.SIGINT), (0.3, signal.SIGTERM)]
+)
+def test_a_second_ctrl_c_or_the_end_of_the_grace_time_kills(
+    launcher, grace, number
+):
     script = launcher.script(STUBBORN)
-    process = launcher.start("--workers", 2, "--grace", 1000, script)
+    process = launcher.start("--workers", 2, "--grace", grace, script)
     workers = launcher.marks("on", 2)
-    process.send_signal(signal.SIGINT)
-    launcher.marks("told", 2)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=100) == 130
-    assert not any(launcher.is_alive(int(worker)) for worker in workers)
-
-
-def test_after_the_grace_time_a_signal_kills(launcher):
-    script = launcher.script(STUBBORN)
-    process = launcher.start("--workers", 2, "--grace", 0.3, script)
-    workers = launcher.marks("on", 2)
-    process.terminate()
-    assert process.wait(timeout=100) == 143
+    process.send_signal(number)
+    if number == signal.SIGINT:
+        launcher.marks("told", 2)
+        process.send_signal(number)
+    assert process.wait(timeout=100) == 128 + number
     assert not any(launcher.is_alive(int(worker)) for worker in workers)
 
 

@@ -1,4 +1,4 @@
-"""`keras-dist test`: it trains, compares, and survives what fails."""
+"""`keras-dist test` tries all that works here, and survives what fails."""
 
 import json
 import os
@@ -9,14 +9,12 @@ from importlib.metadata import version
 import keras
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from keras_dist.cli import child
 from keras_dist.cli import info as report
 from keras_dist.cli import self_test as command
 from keras_dist.cli.jobs import digits
 from keras_dist.cli.jobs import self_test
-from keras_dist.cli.main import app
 from keras_dist.cli.trial import OWN_MODEL
 from keras_dist.cli.trial import RowPlace
 from keras_dist.cli.trial import Settings
@@ -24,8 +22,9 @@ from keras_dist.cli.trial import rows_for
 from keras_dist.environment.packages import InstalledBackend
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
+from keras_dist.errors import see_section
 
-pytestmark = pytest.mark.runs_on("jax")
+pytestmark = pytest.mark.runs_on("torch")
 
 BACKEND = keras.backend.backend()
 
@@ -69,7 +68,7 @@ def backend(name, installed=True):
 
 
 @pytest.fixture
-def fake(monkeypatch, tmp_path):
+def fake(invoke, monkeypatch, tmp_path):
     """Runs the command on backends whose processes are fakes."""
     (tmp_path / "fake_child.py").write_text(FAKE)
     log = tmp_path / "log"
@@ -86,8 +85,7 @@ def fake(monkeypatch, tmp_path):
     def run(kind, *arguments):
         monkeypatch.setenv("FAKE", kind)
         path = tmp_path / "results.json"
-        options = ["--json", str(path), *arguments]
-        outcome = CliRunner().invoke(app, ["test", *options])
+        outcome = invoke(" ".join(["test --json", str(path), *arguments]))
         results = json.loads(path.read_text()) if path.exists() else None
         starts = log.read_text().splitlines() if log.exists() else []
         return outcome, results, starts
@@ -103,23 +101,41 @@ def by_name(results):
     }
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("self_test") / "results.json"
+def run_really(folder, *options):
+    """The command's process, and what it writes."""
     process = subprocess.run(
         [sys.executable, "-m", "keras_dist.cli", "test"]
-        + ["--backend", BACKEND, "--devices", "2", "--workers", "2"]
-        + ["--timeout", "240", "--json", str(path)],
+        + ["--backend", BACKEND, "--devices", "2", "--timeout", "240"]
+        + ["--json", "results.json", *options],
+        cwd=folder,
         env=os.environ | {"COLUMNS": "100"},
         capture_output=True,
         text=True,
         timeout=600,
     )
-    return process, json.loads(path.read_text())
+    return process, json.loads((folder / "results.json").read_text())
 
 
-def test_all_that_this_backend_has_passes(finished):
-    process, found = finished
+def test_where_a_users_model_differs_it_says_what_and_ends_with_1(tmp_path):
+    (tmp_path / "mine.py").write_text(SPOILED)
+    process, found = run_really(tmp_path, "--model", "mine:loss")
+    results = by_name(found)
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert results["one device"]["status"] == "passed"
+    assert results["one device"]["details"].startswith("same: ")
+    assert results["one device"]["report"]["same"] is True
+    for name in ("mirrored", "central storage"):
+        assert results[name]["status"] == "failed"
+        first = results[name]["report"]["first"]
+        assert (first["kind"], first["name"]) == ("loss", "loss")
+    printed = " ".join(process.stdout.split())
+    assert see_section("The numbers differ") in printed
+
+
+# It shards, beside all that others do.
+@pytest.mark.runs_on("jax")
+def test_all_that_this_backend_has_passes(tmp_path):
+    process, found = run_really(tmp_path, "--workers", "2")
     assert process.returncode == 0, process.stdout + process.stderr
     assert found["failed"] == 0
     results = by_name(found)
@@ -192,32 +208,28 @@ def test_one_that_is_not_installed_is_skipped_with_its_extra(fake):
 
 
 @pytest.mark.parametrize(
-    ("kind", "picked", "options", "problem"),
+    ("kind", "picked", "line", "problem"),
     [
         (
-            "works",
-            "other",
-            [],
+            *("works", "other", ""),
             "keras_dist has no backend 'other'. Set KERAS_BACKEND to one of "
             "absent, there.",
         ),
         (
-            "works",
-            "absent",
-            [],
+            *("works", "absent", ""),
             "absent: not installed. Try: pip install 'keras-dist[absent]', or "
             "KERAS_BACKEND=there",
         ),
-        ("does not start", "there", [], "there: can't be used, its process"),
+        ("does not start", "there", "", "there: can't be used, its process"),
         # An option is before the variable.
-        ("works", "absent", ["--backend", "there"], ""),
+        ("works", "absent", "--backend there", ""),
     ],
 )
 def test_a_backend_that_keras_can_not_have_is_a_problem(
-    fake, monkeypatch, kind, picked, options, problem
+    fake, invoke, monkeypatch, kind, picked, line, problem
 ):
     monkeypatch.setenv("KERAS_BACKEND", picked)
-    outcome, found, starts = fake(kind, *options)
+    outcome, found, starts = fake(kind, line)
     assert outcome.exit_code == bool(problem), outcome.output
     shown = f"Problem: {problem}" in " ".join(outcome.output.split())
     assert shown is bool(problem)
@@ -226,18 +238,12 @@ def test_a_backend_that_keras_can_not_have_is_a_problem(
     # What works is tried all the same.
     assert len(starts) == 1
     assert found["failed"] == (kind == "does not start")
-
-
-def test_the_problem_is_the_one_that_info_tells(fake, monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "other")
-    outcome, found, _ = fake("works")
-    known = [backend("absent", installed=False), backend("there")]
-    monkeypatch.setattr(report, "backends", lambda: known)
-    told = report.gather(60.0)["picked"]
-    assert told["problem"] == found["problem"]
-    shown = CliRunner().invoke(app, ["info"]).output
-    assert f"Problem: {found['problem']}" in shown
-    assert f"Problem: {found['problem']}" in outcome.output
+    if picked == "other":  # `keras-dist info` tells the same
+        known = [backend("absent", installed=False), backend("there")]
+        monkeypatch.setattr(report, "backends", lambda: known)
+        told = f"Problem: {problem}"
+        assert told in invoke("info").output
+        assert report.gather(60.0)["picked"]["problem"] == found["problem"]
 
 
 def test_accelerators_have_a_process_of_their_own(fake):
@@ -253,40 +259,20 @@ def test_accelerators_have_a_process_of_their_own(fake):
     ("devices", "shards", "settings", "tried"),
     [
         (
-            ["cpu:0"],
-            False,
-            Settings(0, 3),
-            {
-                "one device, cpu:0": "verify",
-                "mirrored, cpu:0-1": "verify",
-                "mirrored, cpu:0-2": "verify",
-                "central storage, cpu:0-1": "verify",
-                "run, reduce, gather": "collectives",
-            },
+            *(["cpu:0"], False, Settings(0, 3)),
+            "one device, cpu:0; mirrored, cpu:0-1; mirrored, cpu:0-2; "
+            "central storage, cpu:0-1; run, reduce, gather",
         ),
         (
-            ["cpu:0"],
-            False,
-            Settings(0, 1),
-            {
-                "one device, cpu:0": "verify",
-                "central storage, cpu:0": "verify",
-                "run, reduce, gather": "collectives",
-            },
+            *(["cpu:0"], False, Settings(0, 1)),
+            "one device, cpu:0; central storage, cpu:0; run, reduce, gather",
         ),
         (
-            ["cpu:0", "gpu:0", "gpu:1"],
-            True,
+            *(["cpu:0", "gpu:0", "gpu:1"], True),
             Settings(workers=2, devices=2, model="mine:make"),
-            {
-                "one device, cpu:0": "verify",
-                "mirrored, cpu:0-1": "verify",
-                "central storage, cpu:0-1": "verify",
-                "sharded optimizer, cpu:0-1": "verify",
-                "sharded variables, cpu:0-1": "verify",
-                "mirrored, gpu:0-1": "verify",
-                "2 workers": "verify workers",
-            },
+            "one device, cpu:0; mirrored, cpu:0-1; central storage, cpu:0-1; "
+            "sharded optimizer, cpu:0-1; sharded variables, cpu:0-1; "
+            "mirrored, gpu:0-1; 2 workers",
         ),
     ],
 )
@@ -297,7 +283,10 @@ def test_what_is_tried(devices, shards, settings, tried):
         "shards_variables": shards,
     }
     rows = rows_for(backend("there"), seen, settings)
-    assert {row.name: row.job for row in rows if row.job} == tried
+    jobs = {"run, reduce, gather": "collectives", "2 workers": "verify workers"}
+    assert {row.name: row.job for row in rows if row.job} == {
+        name: jobs.get(name, "verify") for name in tried.split("; ")
+    }
     for row in rows:
         on_gpus = row.place is RowPlace.ACCELERATORS
         assert on_gpus is ("gpu" in row.name)
@@ -307,20 +296,19 @@ def test_what_is_tried(devices, shards, settings, tried):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("line", "message"),
     [
-        (["--backend", "other"], "no backend 'other'. It has: absent, there"),
-        (["--backend", "absent"], "pip install 'keras-dist[absent]'"),
-        (["--workers", "1"], "Expected: 2 or more"),
-        (["--json", "/nowhere/at/all.json"], "there is no folder"),
-        ([], "pip install 'keras-dist[absent]'"),
+        ("--backend other", "no backend 'other'. It has: absent, there"),
+        ("--backend absent", "pip install 'keras-dist[absent]'"),
+        ("--workers 1", "Expected: 2 or more"),
+        ("", "pip install 'keras-dist[absent]'"),
     ],
 )
-def test_what_can_not_run_ends_with_2(fake, monkeypatch, arguments, message):
-    if not arguments:
+def test_what_can_not_run_ends_with_2(fake, monkeypatch, line, message):
+    if not line:
         absent = backend("absent", installed=False)
         monkeypatch.setattr(command, "backends", lambda: [absent])
-    outcome, _, starts = fake("works", *arguments)
+    outcome, _, starts = fake("works", line)
     assert outcome.exit_code == 2
     assert message in outcome.output
     assert not starts
@@ -343,6 +331,12 @@ def other():
     if keras_dist.has_strategy():
         model.optimizer.momentum = 0.5
     return model, batches
+
+def loss():
+    several = keras_dist.get_strategy().num_replicas_in_sync > 1
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mae" if several else "mse")
+    return model, np.eye(12, 3, dtype="float32"), np.ones((12, 1))
 """
 
 
@@ -381,10 +375,14 @@ def test_nan_on_both_sides_fails(spoiled):
     assert np.isnan(loss["strategy"])
 
 
-def test_other_weights_fail(spoiled):
+def test_what_fails_is_named(spoiled):
     answer = verified("spoiled:other")
     assert answer["status"] == "failed"
     assert answer["details"].startswith("the numbers differ: weight")
+    answer = verified("spoiled:missing")
+    assert answer["status"] == "failed"
+    assert "the module has no attribute 'missing'" in answer["details"]
+    assert answer["fix"] == "do what the message says"
 
 
 def test_made_up_digits_do_as_well(monkeypatch):
@@ -406,13 +404,6 @@ def test_collectives_that_are_wrong_are_found(monkeypatch):
     )
     with pytest.raises(AssertionError, match="`reduce SUM` gave"):
         self_test.check_collectives(devices)
-
-
-def test_a_function_that_is_not_there_is_named(spoiled):
-    answer = verified("spoiled:missing")
-    assert answer["status"] == "failed"
-    assert "the module has no attribute 'missing'" in answer["details"]
-    assert answer["fix"] == "do what the message says"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Commands that start two workers on this machine: 2 replicas, one model."""
+"""Launchers start two workers, whose weights are those of one device."""
 
 import json
 import sys

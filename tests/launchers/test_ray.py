@@ -1,4 +1,4 @@
-"""Ray Train's trainers and plain actors of Ray."""
+"""Workers of Ray Train, and actors of Ray, have one device's weights."""
 
 import importlib.util
 import re

@@ -6,6 +6,7 @@ that the cluster's workers look into, and so is each worker's result.
 
 import atexit
 import functools
+import importlib
 import itertools
 import os
 import pathlib
@@ -18,6 +19,8 @@ import tempfile
 import threading
 import time
 import traceback
+
+import numpy as np
 
 SECONDS_BETWEEN_LOOKS = 0.02
 SECONDS_TO_END = 20
@@ -48,6 +51,40 @@ def run(fn, args=(), *, workers, devices, timeout):
         _cluster.cache_clear()
         cluster.end()
         raise
+
+
+def on_workers(workers=2, devices=1, timeout=300):
+    """Makes a test of a function that each worker of a cluster calls.
+
+    Workers get the test's parameters and what its fixtures are; a parameter
+    `shape` has the numbers of workers and of devices. What the calls return
+    has to be the same on all workers.
+    """
+
+    def decorate(fn):
+        @functools.wraps(fn)
+        def test(**given):
+            shape = given.get("shape", (workers, devices))
+            place = fn.__module__, fn.__name__, given
+            first, *others = run(
+                _call,
+                place,
+                workers=shape[0],
+                devices=shape[1],
+                timeout=timeout,
+            )
+            for other in others:
+                np.testing.assert_equal(other, first)
+
+        test.on_each_worker = fn
+        return test
+
+    return decorate
+
+
+def _call(module, name, given):
+    test = getattr(importlib.import_module(module), name)
+    return test.on_each_worker(**given)
 
 
 @functools.cache

@@ -141,14 +141,34 @@ def fitted(strategy, counts, steps, width, metrics=("mae", "mse")):
     return counts.taken()
 
 
-class TwicePassed(keras.Model):
-    """Its gradients are those of two backward passes."""
+def compiled(scope, make, inputs, value, optimizer, **options):
+    """A model that has seen inputs, with the same value in each weight."""
+    with scope:
+        model = make()
+        for each in inputs:
+            model(each)
+        model.compile(optimizer, "mse", **options)
+    model.set_weights([np.full(w.shape, value) for w in model.weights])
+    return model
 
-    def __init__(self):
+
+def one_device():
+    return keras_dist.OneDeviceStrategy("cpu:0").scope()
+
+
+def sums_of_weights(model):
+    return [w.sum().tolist() for w in model.get_weights()]
+
+
+class Passed(keras.Model):
+    """Its gradients are those of some backward passes; then it may fail."""
+
+    def __init__(self, passes):
         super().__init__()
         # Each of them is a bucket.
         self.first = keras.layers.Dense(1600, use_bias=False)
         self.second = keras.layers.Dense(1, use_bias=False)
+        self.passes, self.is_broken = passes, False
 
     def call(self, inputs):
         return self.second(self.first(inputs))
@@ -156,33 +176,35 @@ class TwicePassed(keras.Model):
     def train_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         self.zero_grad()
-        for _ in range(2):
+        for _ in range(self.passes):
             loss = self.compute_loss(x, y, self(x, training=True))
             loss.backward()
+        if self.is_broken:
+            raise ZeroDivisionError
         variables = self.trainable_weights
         self.optimizer.apply([v.value.grad for v in variables], variables)
         return {"loss": loss}
 
 
+STEP = (
+    np.arange(1.0, 9.0, dtype="float32").reshape(4, 2),
+    np.ones((4, 1), "float32"),
+)
+
+
+def passed(scope, passes, steps):
+    sgd = keras.optimizers.SGD(0.01)
+    model = compiled(scope, lambda: Passed(passes), STEP[:1], 0.01, sgd)
+    for _ in range(steps):
+        model.train_on_batch(*STEP)
+    return model
+
+
 def twice(strategy, counts):
-    x = np.arange(1.0, 9.0, dtype="float32").reshape(4, 2)
-    y = np.ones((4, 1), "float32")
-
-    def trained(scope):
-        with scope:
-            model = TwicePassed()
-            model(x)
-            model.compile(keras.optimizers.SGD(0.01), "mse")
-        model.set_weights([np.full(w.shape, 0.01) for w in model.weights])
-        for _ in range(3):
-            model.train_on_batch(x, y)
-        return [w.sum().tolist() for w in model.get_weights()]
-
-    expected = trained(keras_dist.OneDeviceStrategy("cpu:0").scope())
+    expected = sums_of_weights(passed(one_device(), 2, 3))
     counts.taken()
-    weights = trained(strategy.scope())
-    found = counts.taken()
-    return {"weights": weights, "expected": expected, **found}
+    weights = sums_of_weights(passed(strategy.scope(), 2, 3))
+    return {"weights": weights, "expected": expected, **counts.taken()}
 
 
 class Told(keras.Model):
@@ -217,11 +239,8 @@ def told(strategy, counts, kind):
     y[6] = np.nan
 
     def logs(scope):
-        with scope:
-            model = kind()
-            model(x)
-            model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
-        model.set_weights([np.full(w.shape, 0.5) for w in model.weights])
+        adam = keras.optimizers.Adam(0.1)
+        model = compiled(scope, kind, [x], 0.5, adam, metrics=["mae"])
         model.dense.held = [model.dense.kernel.value]
         counts.taken()
         found = [
@@ -230,44 +249,20 @@ def told(strategy, counts, kind):
         ]
         return [{k: float(v) for k, v in each.items()} for each in found]
 
-    expected = logs(keras_dist.OneDeviceStrategy("cpu:0").scope())
+    expected = logs(one_device())
     return {"logs": logs(strategy.scope()), "expected": expected}
-
-
-class Broken(TwicePassed):
-    """Its step may fail when the backward pass has ended."""
-
-    is_broken = False
-
-    def train_step(self, data):
-        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        self.zero_grad()
-        loss = self.compute_loss(x, y, self(x, training=True))
-        loss.backward()
-        if self.is_broken:
-            raise ZeroDivisionError
-        variables = self.trainable_weights
-        self.optimizer.apply([v.value.grad for v in variables], variables)
-        return {"loss": loss}
 
 
 def broken(strategy, counts):
     """What a failed step leaves of the bucket that it had sent."""
     from keras_dist_torch.buckets import Overlap
 
-    x = np.arange(1.0, 9.0, dtype="float32").reshape(4, 2)
-    y = np.ones((4, 1), "float32")
-    with strategy.scope():
-        model = Broken()
-        model(x)
-        model.compile(keras.optimizers.SGD(0.01), "mse")
-    model.set_weights([np.full(w.shape, 0.01) for w in model.weights])
-    for _ in range(2):  # then, all workers expect its bucket
-        model.train_on_batch(x, y)
+    # After two steps, all workers expect its bucket.
+    model = passed(strategy.scope(), 1, 2)
     counts.taken()
     model.is_broken = True
     try:
-        model.train_on_batch(x, y)
+        model.train_on_batch(*STEP)
     except ZeroDivisionError as error:
         assert error.__traceback__  # which keeps what the step had
         left = [
@@ -277,9 +272,8 @@ def broken(strategy, counts):
         ]
     early = counts.taken()["early"]
     model.is_broken = False
-    model.train_on_batch(x, y)
-    weights = [w.sum().tolist() for w in model.get_weights()]
-    return {"early": early, "left": left, "weights": weights}
+    model.train_on_batch(*STEP)
+    return {"early": early, "left": left, "weights": sums_of_weights(model)}
 
 
 def drawn(strategy):

@@ -95,6 +95,27 @@ def go(*workers):
         worker.process.stdin.flush()
 
 
+def goes_on(*workers):
+    """Waits until each of them has trained another step."""
+    for worker in workers:
+        before = len(worker.printed)
+        while len(worker.printed) <= before:
+            worker.wait_for("step")
+
+
+def run_script(script, *arguments, options=("--devices", "1"), timeout=500):
+    """What `keras-dist run` of two workers ends with."""
+    words = ["-m", "keras_dist.cli", "run", "--workers", "2", *options]
+    return subprocess.run(
+        [sys.executable, *words, script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+
+
 def assert_names(worker, lost):
     """Its last words are a `WorkerLostError` that names the lost one."""
     text = worker.text()

@@ -183,11 +183,12 @@ def convolutions():
     return keras.Model(images, layers.Dense(4)(x))
 
 
-def dense():
+def dense(*middle):
     return keras.Sequential(
         [
             keras.Input((WIDTH,)),
             layers.Dense(24, activation="tanh", name="first"),
+            *middle,
             layers.Dense(24, activation="tanh", name="second"),
             layers.Dense(4, name="last"),
         ]
@@ -204,17 +205,8 @@ class Noise(layers.Layer):
 
 
 def drawing():
-    return keras.Sequential(
-        [
-            keras.Input((WIDTH,)),
-            layers.Dense(24, activation="tanh", name="first"),
-            layers.Dropout(0.3),
-            Noise(),
-            layers.Dense(24, activation="tanh", name="second"),
-            layers.GaussianNoise(0.1, seed=3),
-            layers.Dense(4, name="last"),
-        ]
-    )
+    gaussian = layers.GaussianNoise(0.1, seed=3)
+    return dense(layers.Dropout(0.3), Noise(), gaussian)
 
 
 class Tied(keras.Model):
@@ -329,48 +321,40 @@ class Adversaries(keras.Model):
 
     def train_step(self, data):
         x, _ = data
-        fake = self.generator(x)
-        judged = self.discriminator(fake.detach())
-        real = self.discriminator(x[:, :4])
-        loss = ops.mean(ops.softplus(judged) + ops.softplus(-real))
-        self._update(loss, self.first, self.discriminator)
-        loss = ops.mean(ops.softplus(-self.discriminator(self.generator(x))))
-        self._update(loss, self.second, self.generator)
+
+        def of_discriminator():
+            judged = self.discriminator(ops.stop_gradient(self.generator(x)))
+            real = self.discriminator(x[:, :4])
+            return ops.mean(ops.softplus(judged) + ops.softplus(-real))
+
+        def of_generator():
+            judged = self.discriminator(self.generator(x))
+            return ops.mean(ops.softplus(-judged))
+
+        self.update(of_discriminator, self.first, self.discriminator)
+        loss = self.update(of_generator, self.second, self.generator)
         self.mean.update_state(loss, x.shape[0])
         return {"loss": self.mean.result()}
 
-    def _update(self, loss, optimizer, part):
-        self.zero_grad()
-        loss.backward()
+    def update(self, loss, optimizer, part):
         weights = part.trainable_weights
-        optimizer.apply([w.value.grad for w in weights], weights)
+        value, gradients = self.value_and_grad(loss, weights)
+        optimizer.apply(gradients, weights)
+        return value
+
+    def value_and_grad(self, loss, weights):
+        self.zero_grad()
+        value = loss()
+        value.backward()
+        return value, [w.value.grad for w in weights]
 
 
 class AdversariesByFunctions(Adversaries):
     """Differentiates functions, of one part at a time."""
 
-    def _update(self, loss, optimizer, part):
-        weights = part.trainable_weights
+    def value_and_grad(self, loss, weights):
         gradients = keras_dist.gradient(loss, weights)
-        optimizer.apply(gradients, weights)
-
-    def train_step(self, data):
-        x, _ = data
-
-        def of_second():
-            judged = self.discriminator(ops.stop_gradient(self.generator(x)))
-            real = self.discriminator(x[:, :4])
-            return ops.mean(ops.softplus(judged) + ops.softplus(-real))
-
-        def of_first():
-            return ops.mean(
-                ops.softplus(-self.discriminator(self.generator(x)))
-            )
-
-        self._update(of_second, self.first, self.discriminator)
-        self._update(of_first, self.second, self.generator)
-        self.mean.update_state(of_first(), x.shape[0])
-        return {"loss": self.mean.result()}
+        return loss(), gradients
 
 
 def wide(dtype="float32"):
@@ -422,6 +406,28 @@ class InPlace(layers.Layer):
         return keras.ops.sum(y, axis=2) + x
 
 
+def in_place():
+    words = keras.Input((LENGTH,), dtype="int32")
+    x = InPlace()(layers.Embedding(TOKENS, WIDTH)(words))
+    return keras.Model(words, layers.Dense(TOKENS)(x))
+
+
+def constrained():
+    first = layers.Dense(
+        24,
+        kernel_constraint=keras.constraints.MaxNorm(0.5),
+        kernel_regularizer="l2",
+        activity_regularizer="l1",
+    )
+    second = layers.Dense(
+        24,
+        kernel_constraint=keras.constraints.UnitNorm(axis=1),
+        kernel_regularizer=keras.regularizers.L1L2(0.01, 0.01),
+    )
+    last = layers.Dense(4, kernel_constraint="non_neg")
+    return keras.Sequential([keras.Input((WIDTH,)), first, second, last])
+
+
 class OptimizerEach(keras.Model):
     """One backward pass, then an optimizer for each layer in turn."""
 
@@ -438,7 +444,7 @@ class OptimizerEach(keras.Model):
 
     def train_step(self, data):
         x, y = data
-        loss = keras.losses.SparseCategoricalCrossentropy(True)(y, self(x))
+        loss = cross_entropy()(y, self(x))
         self.zero_grad()
         loss.backward()
         for layer, optimizer in zip(
@@ -449,15 +455,23 @@ class OptimizerEach(keras.Model):
         return {"loss": loss}
 
 
-def compiled(make, scope, optimizer="adam", loss=None):
+def cross_entropy():
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def compiled(make, scope, optimizer="adam"):
     """A model with initial weights that are the same each time."""
+    keras.utils.set_random_seed(5)
     with scope():
         model = make()
         if not model.built:
             model.build((None, LENGTH))
         set_initial_weights(model)
-        loss = loss or keras.losses.SparseCategoricalCrossentropy(True)
-        model.compile(OPTIMIZERS[optimizer](), loss, metrics=["accuracy"])
+        return compiled_again(model, optimizer, metrics=["accuracy"])
+
+
+def compiled_again(model, optimizer, **options):
+    model.compile(OPTIMIZERS[optimizer](), cross_entropy(), **options)
     return model
 
 

@@ -5,6 +5,7 @@ what it computed as a dict of arrays.
 """
 
 import contextlib
+import functools
 
 import keras
 import numpy as np
@@ -17,89 +18,59 @@ from parity.harness import flat
 from parity.harness import set_initial_weights
 from parity.harness import state_of
 from parity.harness import to_numpy
+from workers import sharded_models as models
 from workers.sharded_models import CLASSES
 from workers.sharded_models import IMAGES
-from workers.sharded_models import LENGTH
 from workers.sharded_models import NEXT
 from workers.sharded_models import NUMBERS
 from workers.sharded_models import OPTIMIZERS
-from workers.sharded_models import TOKENS
 from workers.sharded_models import WIDTH
 from workers.sharded_models import WORDS
-from workers.sharded_models import Adversaries
-from workers.sharded_models import AdversariesByFunctions
-from workers.sharded_models import Failing
-from workers.sharded_models import InPlace
-from workers.sharded_models import OptimizerEach
-from workers.sharded_models import Parts
-from workers.sharded_models import PartsByFunctions
-from workers.sharded_models import PartsThatClip
-from workers.sharded_models import Tied
 from workers.sharded_models import all_of
 from workers.sharded_models import compiled
-from workers.sharded_models import convolutions
+from workers.sharded_models import compiled_again
 from workers.sharded_models import dense
-from workers.sharded_models import drawing
 from workers.sharded_models import frozen
-from workers.sharded_models import reads_exactly
-from workers.sharded_models import transformer
+
+QUIET = {"shuffle": False, "verbose": 0}
 
 
-def train_transformer(scope, optimizer):
-    return all_of(compiled(transformer, scope, optimizer), WORDS, NEXT)
+def trained(make, x, y, scope, optimizer):
+    return all_of(compiled(make, scope, optimizer), x, y)
 
 
-def train_convolutions(scope, optimizer):
-    return all_of(compiled(convolutions, scope, optimizer), IMAGES, CLASSES)
-
-
-def train_tied(scope, optimizer):
-    return all_of(compiled(Tied, scope, optimizer), WORDS, NEXT)
-
-
-def train_with_draws(scope, optimizer):
-    keras.utils.set_random_seed(5)
-    return all_of(compiled(drawing, scope, optimizer), NUMBERS, CLASSES)
+def trained_in(policy, program, scope, optimizer):
+    """Layers compute in another dtype, on variables in float32."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        return program(scope, optimizer)
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def train_on_single_rows(scope, optimizer):
     """One worker has no rows in any batch."""
-    model = compiled(convolutions, scope, optimizer)
+    model = compiled(models.convolutions, scope, optimizer)
     return all_of(model, IMAGES[:4], CLASSES[:4], batch_size=1)
 
 
-def toggle_trainable(scope, optimizer):
-    """Layers are frozen and thawed between calls of `fit`, and within one."""
-    return _toggled(compiled(dense, scope, optimizer), scope, optimizer)
-
-
-def freeze_at_first(scope, optimizer):
-    """Weights of a model are not trained, and some of them are later."""
-    return _toggled(compiled(frozen, scope, optimizer), scope, optimizer)
-
-
-def adopt_frozen(scope, optimizer):
-    """Weights of a model that was made before are not trained at first."""
-    model = compiled(frozen, contextlib.nullcontext, optimizer)
-    _distribute(model, scope)
-    return _toggled(model, scope, optimizer)
-
-
-def _toggled(model, scope, optimizer):
+def toggled(make, is_adopted, scope, optimizer):
+    """Layers are frozen and thawed between calls of `fit`, or at first."""
+    made_in = contextlib.nullcontext if is_adopted else scope
+    model = compiled(make, made_in, optimizer)
+    if is_adopted:
+        _distribute(model, scope)
     first, second = model.get_layer("first"), model.get_layer("second")
     found = {}
     for step, (layer, trains) in enumerate(
         [(first, False), (second, False), (first, True)]
     ):
         layer.trainable = trains
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         with scope():
-            model.compile(OPTIMIZERS[optimizer](), loss)
-        found[f"losses/{step}"] = to_numpy(
-            model.fit(
-                NUMBERS, CLASSES, 5, epochs=2, shuffle=False, verbose=0
-            ).history["loss"]
-        )
+            compiled_again(model, optimizer)
+        logs = model.fit(NUMBERS, CLASSES, 5, epochs=2, **QUIET).history
+        found[f"losses/{step}"] = to_numpy(logs["loss"])
     return found | state_of(model)
 
 
@@ -127,56 +98,36 @@ def share_layers(scope, optimizer):
         inside = whole.get_layer("second").output
         other = keras.Model(whole.inputs, head(inside))
         head.kernel.assign(np.full((24, 4), 0.1, "float32"))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        other.compile(OPTIMIZERS[optimizer](), loss)
+        compiled_again(other, optimizer)
     found = {}
     for turn in range(2):
-        for model in whole, other:
+        for index, model in enumerate((whole, other)):
             own = all_of(model, NUMBERS, CLASSES, epochs=1)
             found |= {
-                f"{turn}/{model.name}/{k}": v
+                f"{turn}/{index}/{k}": v
                 for k, v in own.items()
                 if k.startswith(("weights", "history", "predicted"))
             }
-    names = sorted({key.split("/")[1] for key in found})
-    order = {name: f"model{i}" for i, name in enumerate(names)}
-    return {
-        k.replace(k.split("/")[1], order[k.split("/")[1]]): v
-        for k, v in found.items()
-    }
+    return found
 
 
-def own_step(scope, optimizer, cls=Parts):
+def own_step(cls, scope, optimizer):
     with scope():
         model = cls()
         model.build((None, WIDTH))
         set_initial_weights(model)
         model.compile(OPTIMIZERS[optimizer]())
-    history = model.fit(
-        NUMBERS, CLASSES, batch_size=5, epochs=3, shuffle=False, verbose=0
-    ).history
+    history = model.fit(NUMBERS, CLASSES, 5, epochs=3, **QUIET).history
     return flat("history", history) | state_of(model)
 
 
-def own_step_by_functions(scope, optimizer):
-    return own_step(scope, optimizer, PartsByFunctions)
-
-
-def own_step_that_clips(scope, optimizer):
-    return own_step(scope, optimizer, PartsThatClip)
-
-
-def adversaries_by_functions(scope, optimizer):
-    return adversaries(scope, optimizer, AdversariesByFunctions)
-
-
-def adversaries(scope, optimizer, cls=Adversaries):
+def adversaries(cls, scope, optimizer):
     with scope():
         model = cls()
         model.build(None)
         set_initial_weights(model)
         model.compile(OPTIMIZERS[optimizer](), OPTIMIZERS[optimizer]())
-    model.fit(NUMBERS, CLASSES, 5, epochs=3, shuffle=False, verbose=0)
+    model.fit(NUMBERS, CLASSES, 5, epochs=3, **QUIET)
     if isinstance(model.generator.layers[0].kernel, ShardedVariable):
         # Its first step has made the slots, as it would make the weights.
         slots = [v for v in model.second.variables if len(v.shape) == 2]
@@ -187,23 +138,11 @@ def adversaries(scope, optimizer, cls=Adversaries):
 
 def fail_and_go_on(scope, where):
     """A step fails in the middle; then training goes on."""
-    failing = Failing(where)
-
-    def make():
-        return keras.Sequential(
-            [
-                keras.Input((WIDTH,)),
-                layers.Dense(24, activation="tanh"),
-                failing,
-                layers.Dense(24, activation="tanh"),
-                layers.Dense(4),
-            ]
-        )
-
-    model = compiled(make, scope)
+    failing = models.Failing(where)
+    model = compiled(lambda: dense(failing), scope)
     failed = False
     try:
-        model.fit(NUMBERS, CLASSES, 5, epochs=3, shuffle=False, verbose=0)
+        model.fit(NUMBERS, CLASSES, 5, epochs=3, **QUIET)
     except Exception as error:
         failed = where in str(error)
     assert failed
@@ -212,52 +151,15 @@ def fail_and_go_on(scope, where):
     return between | all_of(model, NUMBERS, CLASSES)
 
 
-def in_place(scope, optimizer):
-    def make():
-        words = keras.Input((LENGTH,), dtype="int32")
-        x = InPlace()(layers.Embedding(TOKENS, WIDTH)(words))
-        return keras.Model(words, layers.Dense(TOKENS)(x))
-
-    return all_of(compiled(make, scope, optimizer), WORDS, NEXT)
-
-
 def low_rank(scope, optimizer):
     """Layers get low-rank updates after a first training."""
     model = compiled(dense, scope, optimizer)
-    model.fit(NUMBERS, CLASSES, 5, shuffle=False, verbose=0)
+    model.fit(NUMBERS, CLASSES, 5, **QUIET)
     with scope():
         for layer in model.layers[:2]:
             layer.enable_lora(4, b_initializer="ones", a_initializer="ones")
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(OPTIMIZERS[optimizer](), loss)
+        compiled_again(model, optimizer, metrics=["accuracy"])
     return all_of(model, NUMBERS, CLASSES)
-
-
-def half(scope, optimizer):
-    """Layers compute in bfloat16, on variables in float32."""
-    with _computing_in("mixed_bfloat16"):
-        return train_transformer(scope, optimizer)
-
-
-def half_toggled(scope, optimizer):
-    """Layers that compute in bfloat16 are frozen and thawed."""
-    with _computing_in("mixed_bfloat16"):
-        return toggle_trainable(scope, optimizer)
-
-
-@contextlib.contextmanager
-def _computing_in(name):
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(name)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(policy)
-
-
-def half_elsewhere(scope, optimizer):
-    """A layer reads what another one rounds to bfloat16."""
-    return all_of(compiled(reads_exactly, scope, optimizer), NUMBERS, CLASSES)
 
 
 def rematerialized(scope, optimizer):
@@ -276,52 +178,19 @@ def built_by_data(scope, optimizer):
                 layers.Dense(4, kernel_initializer=start),
             ]
         )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(OPTIMIZERS[optimizer](), loss)
+        compiled_again(model, optimizer)
     return all_of(model, NUMBERS, CLASSES)
-
-
-def constrained(scope, optimizer):
-    def make():
-        return keras.Sequential(
-            [
-                keras.Input((WIDTH,)),
-                layers.Dense(
-                    24,
-                    kernel_constraint=keras.constraints.MaxNorm(0.5),
-                    kernel_regularizer="l2",
-                    activity_regularizer="l1",
-                ),
-                layers.Dense(
-                    24,
-                    kernel_constraint=keras.constraints.UnitNorm(axis=1),
-                    kernel_regularizer=keras.regularizers.L1L2(0.01, 0.01),
-                ),
-                layers.Dense(4, kernel_constraint="non_neg"),
-            ]
-        )
-
-    return all_of(compiled(make, scope, optimizer), NUMBERS, CLASSES)
 
 
 def optimizer_each(scope, optimizer):
     with scope():
-        model = OptimizerEach()
+        model = models.OptimizerEach()
         model.build(None)
         set_initial_weights(model)
         model.compile()
         model.optimizers = [OPTIMIZERS[optimizer]() for _ in range(3)]
-    model.fit(NUMBERS, CLASSES, 5, epochs=3, shuffle=False, verbose=0)
+    model.fit(NUMBERS, CLASSES, 5, epochs=3, **QUIET)
     return state_of(model)
-
-
-def own_loop(scope, optimizer):
-    """Replica functions train a model that no `fit` has seen."""
-    return _loop(transformer, scope, optimizer, WORDS, NEXT)
-
-
-def own_loop_after_fit(scope, optimizer):
-    return _loop(dense, scope, optimizer, NUMBERS, CLASSES, fits=True)
 
 
 def own_loop_of_two(scope, optimizer):
@@ -368,17 +237,17 @@ def own_loop_of_two(scope, optimizer):
     }
 
 
-def _loop(make, scope, optimizer, x, y, fits=False):
+def own_loop(make, x, y, scope, optimizer):
+    """Replica functions train a model; `dense` after a `fit`."""
     with scope():
         strategy = keras_dist.get_strategy()
         model = make()
         set_initial_weights(model)
         own = OPTIMIZERS[optimizer]()
         accuracy = keras.metrics.SparseCategoricalAccuracy()
-    if fits:
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss)
-        model.fit(x, y, 5, shuffle=False, verbose=0)
+    if make is dense:
+        compiled_again(model, "sgd")
+        model.fit(x, y, 5, **QUIET)
 
     def fail():
         model(x)
@@ -434,37 +303,41 @@ def _distribute(model, scope):
         strategy.distribute(model)
 
 
-PROGRAMS = {
-    fn.__name__: fn
-    for fn in (
-        train_transformer,
-        train_convolutions,
-        train_tied,
-        train_with_draws,
-        train_on_single_rows,
-        toggle_trainable,
-        freeze_at_first,
-        adopt_frozen,
-        set_and_get,
-        share_layers,
-        own_step,
-        own_step_by_functions,
-        own_step_that_clips,
-        adversaries,
-        adversaries_by_functions,
-        fail_and_go_on,
-        in_place,
-        low_rank,
-        half,
-        half_elsewhere,
-        half_toggled,
-        rematerialized,
-        built_by_data,
-        constrained,
-        optimizer_each,
-        own_loop,
-        own_loop_after_fit,
-        own_loop_of_two,
-        adopted,
+HALF = "mixed_bfloat16"
+# What each program is called with, before its scope and its argument.
+TABLE = {
+    "train_transformer": (trained, models.transformer, WORDS, NEXT),
+    "train_convolutions": (trained, models.convolutions, IMAGES, CLASSES),
+    "train_tied": (trained, models.Tied, WORDS, NEXT),
+    "train_with_draws": (trained, models.drawing, NUMBERS, CLASSES),
+    "in_place": (trained, models.in_place, WORDS, NEXT),
+    "constrained": (trained, models.constrained, NUMBERS, CLASSES),
+    # A layer reads what another one rounds to bfloat16.
+    "half_elsewhere": (trained, models.reads_exactly, NUMBERS, CLASSES),
+    "toggle_trainable": (toggled, dense, False),
+    "freeze_at_first": (toggled, frozen, False),
+    "adopt_frozen": (toggled, frozen, True),
+    "own_step": (own_step, models.Parts),
+    "own_step_by_functions": (own_step, models.PartsByFunctions),
+    "own_step_that_clips": (own_step, models.PartsThatClip),
+    "adversaries": (adversaries, models.Adversaries),
+    "adversaries_by_functions": (adversaries, models.AdversariesByFunctions),
+    "own_loop": (own_loop, models.transformer, WORDS, NEXT),
+    "own_loop_after_fit": (own_loop, dense, NUMBERS, CLASSES),
+    **{
+        fn.__name__: (fn,)
+        for fn in (
+            *(train_on_single_rows, set_and_get, share_layers, low_rank),
+            *(rematerialized, built_by_data, optimizer_each, own_loop_of_two),
+            *(adopted, fail_and_go_on),
+        )
+    },
+}
+PROGRAMS = {name: functools.partial(*row) for name, row in TABLE.items()}
+PROGRAMS |= {
+    new: functools.partial(trained_in, HALF, PROGRAMS[name])
+    for new, name in (
+        ("half", "train_transformer"),
+        ("half_toggled", "toggle_trainable"),
     )
 }

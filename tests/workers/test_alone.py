@@ -1,12 +1,9 @@
-"""Scripts under `keras-dist run` whose workers would train alone."""
-
-import os
-import subprocess
-import sys
+"""A script of `keras-dist run` whose workers would train alone is an error."""
 
 import pytest
 
 from workers import alone_script
+from workers.faults import run_script
 
 
 @pytest.mark.parametrize(
@@ -17,18 +14,7 @@ from workers import alone_script
     ],
 )
 def test_it_ends_with_an_error(mistake, told):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "keras_dist.cli", "run"),
-            *("--workers", "2", "--devices", "1"),
-            *(alone_script.__file__, mistake),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    done = run_script(alone_script.__file__, mistake)
     assert done.returncode == 1, done.stderr[-4000:]
     assert told in done.stderr
     assert "MultiWorkerMirroredStrategy" in done.stderr

@@ -1,4 +1,4 @@
-"""A worker that dies, hangs or never comes: the others say who it was."""
+"""If a worker dies, hangs or never comes, the others say who it was."""
 
 import re
 import signal
@@ -15,6 +15,7 @@ from workers.faults import ONE_CPU
 from workers.faults import Worker
 from workers.faults import assert_names
 from workers.faults import go
+from workers.faults import goes_on
 
 
 @pytest.fixture
@@ -22,43 +23,51 @@ def start():
     """A function that starts workers; they are ended with the test."""
     started = []
 
-    def start_worker(*args, **kwargs):
-        started.append(Worker(*args, **kwargs))
-        return started[-1]
+    def start_workers(*places, addresses=None, first=0, **options):
+        addresses = addresses or free_addresses(len(places))
+        own = [
+            Worker(index, addresses, place, **options)
+            for index, place in enumerate(places, first)
+        ]
+        started.extend(own)
+        go(*own)
+        return own
 
-    yield start_worker
+    yield start_workers
     for worker in started:
         worker.close()
 
 
+def lose(workers, victim, number=signal.SIGKILL):
+    """Sends a signal to one that has said where it is; the others' seconds."""
+    lost = workers.pop(victim)
+    lost.wait_for("here")
+    if number:
+        lost.process.send_signal(number)
+    ends = [worker.end() for worker in workers]
+    for worker, (status, _) in zip(workers, ends, strict=True):
+        assert status == RESTART_EXIT_CODE
+        assert "WorkerLostError" in worker.text()
+    if number:
+        assert_names(workers[0], victim)
+    return max(seconds for _, seconds in ends)
+
+
 @contract(223, native=False)
-@pytest.mark.parametrize("place", ["start", "step", "validation"])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("place", "victim"),
+    [
+        *(("start", 0), ("start", 1), ("step", 0), ("step", 1)),
+        *(("validation", 1), ("saving", 0)),
+    ],
+)
 def test_killed(start, place, victim):
-    addresses = free_addresses(2)
-    workers = [
-        start(i, addresses, place if i == victim else "nowhere")
-        for i in range(2)
-    ]
-    go(*workers)
-    workers[victim].wait_for("here")
-    workers[victim].process.send_signal(signal.SIGKILL)
-    status, seconds = workers[1 - victim].end()
-    assert_names(workers[1 - victim], victim)
-    assert status == RESTART_EXIT_CODE
-    assert seconds < 40
+    places = [place if index == victim else "nowhere" for index in range(2)]
+    assert lose(start(*places), victim) < 40
 
 
-def test_the_chief_is_killed_while_it_saves(start):
-    addresses = free_addresses(2)
-    chief = start(0, addresses, "saving")
-    other = start(1, addresses)
-    go(chief, other)
-    chief.wait_for("here")
-    chief.process.send_signal(signal.SIGKILL)
-    status, _ = other.end()
-    assert_names(other, 0)
-    assert status == RESTART_EXIT_CODE
+def test_one_of_three_is_killed(start):
+    lose(start("nowhere", "nowhere", "step"), 2)
 
 
 @pytest.mark.only_on("jax", "torch", reason="TensorFlow has no parts.")
@@ -67,24 +76,9 @@ def test_the_chief_is_killed_while_it_saves(start):
 def test_killed_while_parts_are_saved(start, victim, what, tmp_path):
     """What was saved before is whole."""
     path = tmp_path / "checkpoint"
-    addresses = free_addresses(2)
+    places = [f"in {what}" if index == victim else what for index in range(2)]
     variables = {**ONE_CPU, "CHECKPOINT": str(path)}
-    workers = [
-        start(
-            index,
-            addresses,
-            f"in {what}" if index == victim else what,
-            timeout=20,
-            variables=variables,
-        )
-        for index in range(2)
-    ]
-    go(*workers)
-    workers[victim].wait_for("here")
-    workers[victim].process.send_signal(signal.SIGKILL)
-    status, _ = workers[1 - victim].end()
-    assert_names(workers[1 - victim], victim)
-    assert status == RESTART_EXIT_CODE
+    lose(start(*places, timeout=20, variables=variables), victim)
     model = fault_jobs.wide_model()
     keras_dist.restore_sharded(model, path)
     assert all((weight == 1).all() for weight in model.get_weights())
@@ -93,82 +87,37 @@ def test_killed_while_parts_are_saved(start, victim, what, tmp_path):
 @pytest.mark.runs_on("jax", "torch")
 def test_a_loop_keeps_its_values_if_a_worker_is_killed(start):
     """What the last whole step made can be saved."""
-    addresses = free_addresses(2)
-    chief = start(0, addresses, "loop")
-    other = start(1, addresses, "end of loop")
-    go(chief, other)
-    other.wait_for("here")
-    other.process.send_signal(signal.SIGKILL)
-    status, _ = chief.end()
-    assert_names(chief, 1)
-    assert status == RESTART_EXIT_CODE
-    assert "kept" in chief.text().splitlines()
-
-
-def test_one_of_three_is_killed(start):
-    addresses = free_addresses(3)
-    workers = [
-        start(i, addresses, "step" if i == 2 else "nowhere") for i in range(3)
-    ]
-    go(*workers)
-    workers[2].wait_for("here")
-    workers[2].process.send_signal(signal.SIGKILL)
-    for survivor in workers[:2]:
-        status, _ = survivor.end()
-        assert status == RESTART_EXIT_CODE
-        assert "WorkerLostError" in survivor.text()
-    assert_names(workers[0], 2)
+    workers = start("loop", "end of loop")
+    lose(workers, 1)
+    assert "kept" in workers[0].text().splitlines()
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_native_code_holds_the_lock_of_python(start, victim):
     """The worker runs, so that it is no silent one."""
-    addresses = free_addresses(2)
-    workers = [
-        start(i, addresses, f"{'' if i == victim else 'others '}native code")
-        for i in range(2)
-    ]
-    go(*workers)
+    workers = start(
+        *(f"{'' if i == victim else 'others '}native code" for i in range(2))
+    )
     workers[victim].wait_for("here")
-    for worker in workers:
-        before = len(worker.printed)
-        while len(worker.printed) <= before:
-            worker.wait_for("step")
+    goes_on(*workers)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_stopped(start, victim):
-    addresses = free_addresses(2)
-    workers = [
-        start(i, addresses, "step" if i == victim else "nowhere", timeout=15)
-        for i in range(2)
-    ]
-    go(*workers)
-    workers[victim].wait_for("here")
-    workers[victim].process.send_signal(signal.SIGSTOP)
-    status, seconds = workers[1 - victim].end()
-    assert_names(workers[1 - victim], victim)
-    assert status == RESTART_EXIT_CODE
-    assert seconds < 60
+    places = ["step" if index == victim else "nowhere" for index in range(2)]
+    assert lose(start(*places, timeout=15), victim, signal.SIGSTOP) < 60
 
 
 @contract(223, 224, native=False)
 def test_one_that_is_alive_but_takes_no_part(start):
-    addresses = free_addresses(2)
-    chief = start(0, addresses, timeout=15)
-    other = start(1, addresses, "step", timeout=15)
-    go(chief, other)
-    other.wait_for("here")
-    status, seconds = chief.end()
-    assert "WorkerLostError" in chief.text()
-    assert status == RESTART_EXIT_CODE
-    assert seconds < 60
+    assert lose(start("nowhere", "step", timeout=15), 1, None) < 60
 
 
 @pytest.mark.parametrize("absent", [0, 1])
 def test_one_that_never_comes(start, absent):
-    worker = start(1 - absent, free_addresses(2), timeout=5)
-    go(worker)
+    (worker,) = start(
+        "nowhere", addresses=free_addresses(2), first=1 - absent, timeout=5
+    )
     status, seconds = worker.end()
     assert_names(worker, absent)
     assert status == RESTART_EXIT_CODE
@@ -178,8 +127,8 @@ def test_one_that_never_comes(start, absent):
 def test_a_port_in_use(start):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        chief = start(0, [address, *free_addresses(1)], timeout=5)
-        go(chief)
+        addresses = [address, *free_addresses(1)]
+        (chief,) = start("nowhere", addresses=addresses, timeout=5)
         status, _ = chief.end()
     assert re.search(f"ClusterError: .*'{address}'", chief.text()), chief.text()
     assert status == 1
@@ -187,8 +136,7 @@ def test_a_port_in_use(start):
 
 def test_an_unknown_host(start):
     addresses = ["no-such-host.invalid:9000", *free_addresses(1)]
-    worker = start(1, addresses, timeout=5)
-    go(worker)
+    (worker,) = start("nowhere", addresses=addresses, first=1, timeout=5)
     status, _ = worker.end()
     assert "ClusterError" in worker.text(), worker.text()
     assert "no-such-host.invalid" in worker.text()

@@ -1,11 +1,10 @@
-"""`fit` and its relatives on several workers give one device's numbers."""
+"""`fit` on several workers gives one device's numbers, however they share."""
 
 import functools
 import importlib.util
 
 import pytest
 
-from parity import cases
 from parity.harness import BACKEND
 from parity.harness import BACKENDS
 from parity.harness import assert_same
@@ -13,38 +12,55 @@ from parity.harness import drop_iterations
 from parity.harness import plain
 from parity.kinds import KINDS
 from parity.kinds import outcome_of
+from sharded.helpers import SHARDS
+from sharded.helpers import SHARDS_ON_DEVICES
 from workers import clusters
 from workers import jobs
 
-# On 2 workers of 2 devices; of these, EVERYWHERE on all other shapes too.
-NAMES = [
-    "weighted",
-    "batch_norm_conv_adam",
-    "mask_gru",
-    "two_headed",
-    "even",
-    "one",
-    "fewer_than_replicas",
-    "last_of_one_batch_norm",
-    "optimizer_global_clipnorm",
-    "optimizer_accumulation",
-    "optimizer_ema",
-    "loss_sum",
-    "loss_mean_with_sample_weight",
-    "loss_dice",
-    "mask_of_the_loss",
-    "layer_add_loss",
-    "layer_regularizers",
-    "layer_sums_over_rows",
-    "layer_no_numbers",
-    "loss_own_call",
-    "layer_own_compute_loss",
-    "steps_per_execution",
-    "mixed_float16",
-]
+CASES = {n: case for n, case in jobs.CASES.items() if BACKEND in case.backends}
 EVERYWHERE = ["weighted", "batch_norm_conv_adam", "fewer_than_replicas"]
-SHAPES = [(2, 1), (2, 2), (3, 1), (3, 2)]
-BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
+NAMES = [
+    *EVERYWHERE,
+    *("mask_gru", "two_headed", "even", "one", "last_of_one_batch_norm"),
+    *("optimizer_global_clipnorm", "optimizer_accumulation", "optimizer_ema"),
+    *("loss_sum", "loss_mean_with_sample_weight", "loss_dice"),
+    *("mask_of_the_loss", "layer_add_loss", "layer_regularizers"),
+    *("layer_sums_over_rows", "layer_no_numbers", "loss_own_call"),
+    *("layer_own_compute_loss", "steps_per_execution", "mixed_float16"),
+]
+# With one replica, a worker sees nothing of the others' indices.
+LOOKUPS = [name for name in jobs.CASES if name.startswith("lookups")]
+CENTRAL = [
+    *(*EVERYWHERE, "optimizer_global_clipnorm", "optimizer_accumulation"),
+    *("optimizer_ema", "layer_no_numbers"),
+]
+SHARDED = [
+    *(*EVERYWHERE, "optimizer_adamw", "optimizer_global_clipnorm"),
+    *("optimizer_accumulation", "optimizer_ema", "layer_no_numbers"),
+    *("layer_regularizers", "layer_frozen", "mixed_float16"),
+    "loss_scale_overflow",
+]
+MORE = ["optimizer_adamw", "layer_frozen", "layer_spectral_normalization"]
+# The cases of each kind of strategy, by workers and devices of each.
+TRAINED = {
+    ("mirrored", 2, 1): EVERYWHERE + LOOKUPS,
+    ("mirrored", 2, 2): NAMES + LOOKUPS,
+    ("mirrored", 3, 1): EVERYWHERE,
+    ("mirrored", 3, 2): EVERYWHERE,
+    ("central", 2, 1): CENTRAL,
+    ("central", 2, 2): CENTRAL,
+    ("tpu", 2, 2): EVERYWHERE,
+    ("tpu_core", 2, 2): ["batch_norm_conv_adam"],
+}
+if SHARDS:
+    TRAINED["optimizer_state", 2, 1] = SHARDED[:5]
+    TRAINED["optimizer_state", 2, 2] = SHARDED
+if SHARDS_ON_DEVICES:
+    TRAINED["variables", 2, 1] = SHARDED[:5]
+    TRAINED["variables", 2, 2] = SHARDED
+elif SHARDS:
+    TRAINED["variables", 2, 1] = NAMES + MORE
+    TRAINED["variables", 3, 1] = EVERYWHERE
 MODULES = {
     "tf_data": "tensorflow",
     "torch_loader": "torch",
@@ -54,30 +70,16 @@ MODULES = {
 OWN_KINDS = {"tf_data": ("tensorflow",), "torch_loader": ("torch",)}
 
 
-def _names(shape):
-    chosen = NAMES if shape == (2, 2) else EVERYWHERE
-    return [name for name in chosen if name in BY_NAME]
-
-
 @functools.cache
-def trained(shape, name):
+def trained(kind, workers, devices, name):
     """The outcome of a case, for each worker."""
-    workers, devices = shape
     return clusters.run(
         jobs.train_case,
-        (name,),
+        (kind, name),
         workers=workers,
         devices=devices,
         timeout=300,
     )
-
-
-def _kinds():
-    return [
-        name
-        for name in KINDS
-        if name not in MODULES or importlib.util.find_spec(MODULES[name])
-    ]
 
 
 def _marks(backends):
@@ -88,35 +90,34 @@ def _marks(backends):
 def marked_kinds():
     return [
         pytest.param(kind, marks=_marks(OWN_KINDS.get(kind, BACKENDS)))
-        for kind in _kinds()
+        for kind in KINDS
+        if kind not in MODULES or importlib.util.find_spec(MODULES[kind])
     ]
 
 
-def test_the_names_are_cases():
-    assert set(NAMES) <= {case.name for case in cases.CASES}
+def _trained():
+    for (kind, *shape), names in TRAINED.items():
+        for name in names:
+            assert name in jobs.CASES
+            if name in CASES:
+                backends = CASES[name].backends
+                marks = _marks(backends if kind == "mirrored" else BACKENDS)
+                yield pytest.param(kind, *shape, name, marks=marks)
 
 
 @pytest.mark.parametrize(
-    ("shape", "name"),
-    [
-        pytest.param(shape, name, marks=_marks(BY_NAME[name].backends))
-        for shape in SHAPES
-        for name in _names(shape)
-    ],
-    ids=lambda value: (
-        value if isinstance(value, str) else "x".join(map(str, value))
-    ),
+    ("kind", "workers", "devices", "name"), list(_trained())
 )
-def test_same_numbers_on_every_worker(shape, name):
-    case = BY_NAME[name]
-    for outcome in trained(shape, name):
+def test_same_numbers_on_every_worker(kind, workers, devices, name):
+    case = CASES[name]
+    for outcome in trained(kind, workers, devices, name):
         assert_same(outcome, plain(case), case.rtol)
 
 
 @pytest.mark.parametrize("name", ["weighted", "two_headed"])
 def test_every_worker_has_the_same_logs_to_the_last_digit(name):
     """Callbacks decide by them, on each worker alone."""
-    first, *others = trained((2, 2), name)
+    first, *others = trained("mirrored", 2, 2, name)
     logs = [key for key in first if key.startswith(("history", "evaluate"))]
     assert logs
     for other in others:
@@ -127,13 +128,12 @@ def test_every_worker_has_the_same_logs_to_the_last_digit(name):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("kind", marked_kinds())
 def test_every_kind_of_data(kind):
-    expected = outcome_of(KINDS[kind], None)
-    if kind.startswith("grain"):
-        drop_iterations(expected)
-    found = clusters.run(
+    outcomes = [outcome_of(KINDS[kind], None)]
+    outcomes += clusters.run(
         jobs.train_kind, (kind,), workers=2, devices=1, timeout=300
     )
-    for outcome in found:
-        if kind.startswith("grain"):
+    if kind.startswith("grain"):
+        for outcome in outcomes:
             drop_iterations(outcome)
-        assert_same(outcome, expected)
+    for outcome in outcomes[1:]:
+        assert_same(outcome, outcomes[0])

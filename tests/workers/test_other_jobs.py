@@ -1,4 +1,4 @@
-"""Workers of another job, or one too many: they are refused, by name."""
+"""Workers of another job, or one too many, are refused by name."""
 
 import re
 
@@ -8,6 +8,7 @@ from keras_dist.launch.addresses import free_addresses
 from workers.faults import ONE_CPU
 from workers.faults import Worker
 from workers.faults import go
+from workers.faults import goes_on
 
 
 @pytest.fixture
@@ -69,10 +70,7 @@ def test_a_worker_that_comes_to_a_job_that_runs(start):
         r"Error: .*(a job that runs already|is in use: process \d+)",
         late.text(),
     ), late.text()[-4000:]
-    for worker in workers:
-        before = len(worker.printed)
-        while len(worker.printed) <= before:
-            worker.wait_for("step")
+    goes_on(*workers)
 
 
 def test_two_workers_of_the_same_index(start):

@@ -1,4 +1,4 @@
-"""What listens where between two hosts, as the page about workers says."""
+"""Between hosts, those ports are open that the page about workers names."""
 
 import json
 import os

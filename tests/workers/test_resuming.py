@@ -1,34 +1,22 @@
 """A run that was killed and started again ends like one that was not."""
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from workers import resume_script
+from workers.faults import run_script
 
 pytestmark = pytest.mark.runs_on("jax")
-SCRIPT = resume_script.__file__
-# The time that three lives of two workers may take.
-LIMIT = 500
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("resuming")
-    command = ["-m", "keras_dist.cli", "run", "--workers", "2"]
-    command += ["--devices", "1", "--max-restarts", "2", SCRIPT, str(path)]
-    done = subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
+    options = ["--devices", "1", "--max-restarts", "2"]
+    done = run_script(resume_script.__file__, path, options=options)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr.count("SIGKILL (9)") >= 2
     return path
@@ -50,18 +38,14 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize("name", resume_script.CASES)
-def test_the_same_weights(folder, name):
+def test_the_same_weights_and_logs_from_there_on(folder, name):
     for found, expected in outcomes(folder, name):
         assert_close(found["weights"], expected["weights"])
         assert_close(found["more"]["loss"], expected["more"]["loss"])
-
-
-@pytest.mark.parametrize("name", resume_script.CASES)
-def test_the_same_logs_from_there_on(folder, name):
-    for found, expected in outcomes(folder, name):
         assert set(found["history"]) == set(expected["history"])
         for key, values in expected["history"].items():
             assert_close(found["history"][key], values[1:])
+        assert not found["left"]
 
 
 @pytest.mark.parametrize(("name", "first"), [("epoch", 0), ("saving", 2)])
@@ -70,8 +54,3 @@ def test_callbacks_hear_of_what_is_trained_only(folder, name, first):
     heard += [(2, batch) for batch in range(4)]
     for found, _ in outcomes(folder, name):
         assert [tuple(each) for each in found["batches"]] == heard
-
-
-@pytest.mark.parametrize("name", resume_script.CASES)
-def test_nothing_is_left(folder, name):
-    assert not any(found["left"] for found, _ in outcomes(folder, name))

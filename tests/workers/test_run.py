@@ -1,176 +1,318 @@
-"""`strategy.run` and its relatives over several workers."""
+"""`run` and its relatives reach the replicas of all workers."""
 
-import functools
-
+import keras
 import numpy as np
 import pytest
+from keras import ops
 
 import keras_dist
 from conformance.contract import contract
-from workers import clusters
-from workers import replica_jobs
+from workers import jobs
+from workers.clusters import on_workers
+from workers.jobs import shown
 
-# The tests of a shape share one job.
 EVERYWHERE = pytest.mark.runs_on("jax", "tensorflow", "torch")
-SHAPES = [
-    pytest.param((2, 1), marks=pytest.mark.runs_on("torch"), id="2x1"),
-    pytest.param((2, 2), marks=EVERYWHERE, id="2x2"),
-]
+each_shape = pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param((2, 1), marks=pytest.mark.runs_on("torch"), id="2x1"),
+        pytest.param((2, 2), marks=EVERYWHERE, id="2x2"),
+    ],
+)
 
 
-@functools.cache
-def seen(shape):
-    workers, devices = shape
-    return clusters.run(
-        replica_jobs.everything, workers=workers, devices=devices, timeout=400
-    )
+def made(shape):
+    """A strategy, this worker's index, and all and its own replicas' ids."""
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    index = strategy.plan.cluster.index
+    every = list(range(shape[0] * shape[1]))
+    own = every[index * shape[1] : (index + 1) * shape[1]]
+    return strategy, index, every, own
 
 
-@pytest.fixture(params=SHAPES)
-def shape(request):
-    return request.param
+def replica_id():
+    context = keras_dist.get_replica_context()
+    return ops.cast(context.replica_id_in_sync_group, "float32")
 
 
-def part(shape, name):
-    """For each worker, what that function returned."""
-    found = [results[name] for results in seen(shape)]
-    for worker, each in enumerate(found):
-        assert not isinstance(each, str), f"worker {worker}: {each}"
-    return found
+def local(strategy, value):
+    return [shown(v) for v in strategy.experimental_local_results(value)]
 
 
-def joined(found, key=None):
-    """The local results of all workers, in replica order."""
-    return [
-        each if key is None else each[key]
-        for worker in found
-        for each in worker
-    ]
-
-
-def ids(shape):
-    return list(range(shape[0] * shape[1]))
-
-
-@contract(218, 225, native=False)
+@contract(218, 219, 225, native=False)
+@each_shape
+@on_workers()
 def test_ids_are_global_and_consecutive(shape):
-    found = part(shape, "identity")
-    count = len(ids(shape))
-    assert joined([each["ids"] for each in found]) == [
-        (index, count) for index in ids(shape)
-    ]
-    assert [each["chief"] for each in found] == [True, False]
-    assert [each["summary"] for each in found] == [True, False]
-    assert [each["tasks"] for each in found] == [0, 1]
-    assert {each["devices"] for each in found} == {shape[1]}
+    strategy, index, every, own = made(shape)
 
+    def ids():
+        context = keras_dist.get_replica_context()
+        return context.replica_id_in_sync_group, context.num_replicas_in_sync
 
-@contract(219, native=False)
-def test_a_workers_only_replica_gives_plain_values(shape):
-    found = part(shape, "identity")
-    assert [each["wrapped"] for each in found] == [shape[1] > 1] * 2
+    extended = strategy.extended
+    found = local(strategy, strategy.run(ids))
+    assert found == [(each, len(every)) for each in own]
+    assert extended.should_checkpoint == (index == 0)
+    assert extended.should_save_summary == (index == 0)
+    assert strategy.cluster_resolver.task_id == index
+    assert len(extended.worker_devices) == shape[1]
+    # A worker's only replica gives plain values.
+    value = strategy.run(replica_id)
+    assert isinstance(value, keras_dist.PerReplica) == (shape[1] > 1)
 
 
 @contract(218, native=False)
+@each_shape
+@on_workers()
 def test_values_from_a_function(shape):
-    found = joined(part(shape, "values"))
-    assert found == [2.0 * index for index in ids(shape)]
+    strategy, _, _, own = made(shape)
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: np.float32(context.replica_id_in_sync_group)
+    )
+    doubled = strategy.run(
+        lambda x: ops.convert_to_tensor(x) * 2, args=(values,)
+    )
+    assert local(strategy, doubled) == [2.0 * each for each in own]
 
 
 @contract(220, native=False)
+@each_shape
+@on_workers()
 def test_reductions(shape):
-    every = ids(shape)
-    rows = [[float(index)] * 2 for index in every for _ in range(index)]
+    strategy, _, every, _ = made(shape)
+    own = strategy.run(replica_id)
+    found = {
+        op: shown(strategy.reduce(op, own, axis=None))
+        for op in ("SUM", "MEAN", "MAX", "MIN")
+    }
+    assert found == {
+        "SUM": sum(every),
+        "MEAN": np.mean(every),
+        "MAX": max(every),
+        "MIN": 0,
+    }
+    # As many rows as the replica's index, of its index.
+    rows = strategy.run(lambda: ops.ones((int(replica_id()), 2)) * replica_id())
+    all_rows = [[float(each)] * 2 for each in every for _ in range(each)]
+    for op, of in (("SUM", np.sum), ("MEAN", np.mean), ("MAX", np.max)):
+        np.testing.assert_allclose(
+            shown(strategy.reduce(op, rows, axis=0)), of(all_rows, 0), rtol=1e-6
+        )
+    assert shown(strategy.gather(rows, axis=0)) == all_rows
+    column = strategy.run(lambda: ops.ones((2, 1)) * replica_id())
+    last = shown(strategy.gather(column, axis=-1))
+    assert last == [[float(each) for each in every]] * 2
+
+
+@contract(67, native=False)
+@each_shape
+@on_workers()
+def test_each_worker_gives_its_part(shape):
+    strategy, _, every, _ = made(shape)
+    count = float(len(every))
+    one = ops.convert_to_tensor(1.0)
+    each = strategy.run(lambda: ops.convert_to_tensor(1.0))
+    assert shown(strategy.reduce("SUM", each, axis=None)) == count
+    assert shown(strategy.extended.reduce_to("SUM", each, "cpu:0")) == count
+    pairs = [(each, "cpu:0"), (each, "cpu:0")]
+    batch = strategy.extended.batch_reduce_to("SUM", pairs)
+    assert shown(batch) == [count, count]
+    if shape[1] == 1:
+        assert shown(strategy.reduce("SUM", one, axis=None)) == count
+
+
+@each_shape
+@on_workers()
+def test_collectives_in_replicas(shape):
+    strategy, _, every, _ = made(shape)
+
+    def replica_fn():
+        context = keras_dist.get_replica_context()
+        own = replica_id()
+        rows = ops.ones((int(own) + 1,)) * own
+        numbers = ops.cast(rows, "int32")
+        merged = context.merge_call(
+            lambda strategy, x: strategy.reduce("SUM", x, axis=None), (own,)
+        )
+        return {
+            "sum": context.all_reduce("SUM", own),
+            "mean": context.all_reduce("MEAN", own),
+            "max": context.all_reduce("MAX", own),
+            "count": context.all_reduce("SUM", ops.ones((), "int32")),
+            "gather": context.all_gather(rows, axis=0),
+            "numbers": context.all_gather(numbers, axis=0),
+            "merged": merged,
+        }
+
+    rows = [index for index in every for _ in range(index + 1)]
     expected = {
         "sum": sum(every),
         "mean": np.mean(every),
         "max": max(every),
-        "min": 0,
-        "rows_sum": np.sum(rows, axis=0).tolist(),
-        "rows_mean": np.mean(rows, axis=0).tolist(),
-        "rows_max": np.max(rows, axis=0).tolist(),
+        "count": len(every),
         "gather": rows,
-        "gather_last": [[float(index) for index in every]] * 2,
+        "numbers": rows,
+        "merged": sum(every),
     }
-    for found in part(shape, "reductions"):
-        assert found.keys() == expected.keys()
-        for key, want in expected.items():
-            np.testing.assert_allclose(found[key], want, rtol=1e-6, err_msg=key)
+    found = local(strategy, strategy.run(replica_fn))
+    assert found == [expected] * shape[1]
 
 
-@contract(67, native=False)
-def test_each_worker_gives_its_part(shape):
-    count = float(len(ids(shape)))
-    for found in part(shape, "host_values"):
-        assert found.pop("host", count) == count
-        assert found == {"run": count, "to": count, "batch": [count, count]}
-
-
-def test_collectives_in_replicas(shape):
-    every = ids(shape)
-    rows = [index for index in every for _ in range(index + 1)]
-    found = joined(part(shape, "collectives"))
-    assert len(found) == len(every)
-    for each in found:
-        assert each == {
-            "sum": sum(every),
-            "mean": np.mean(every),
-            "max": max(every),
-            "count": len(every),
-            "gather": rows,
-            "numbers": rows,
-            "merged": sum(every),
-        }
-
-
+@each_shape
+@on_workers()
 def test_gradients_flow_between_workers(shape):
-    every = [index + 1.0 for index in ids(shape)]
-    weight = sum(every)
-    found = joined(part(shape, "gradients"))
+    strategy, _, every, own = made(shape)
+
+    def replica_fn():
+        context = keras_dist.get_replica_context()
+        own = replica_id() + 1.0
+
+        def loss(x):
+            total = context.all_reduce("SUM", x * x)
+            everyone = context.all_gather(ops.reshape(x, (1,)), axis=0)
+            return own * total + ops.sum(everyone * everyone)
+
+        return keras_dist.gradient(loss, own)
+
+    found = local(strategy, strategy.run(replica_fn))
     # d/dx of `own * sum(x * x)` on all replicas, and of as many sums of
     # squares as there are replicas.
-    expected = [2 * x * (weight + len(every)) for x in every]
+    factor = sum(each + 1.0 for each in every) + len(every)
+    expected = [2 * (each + 1.0) * factor for each in own]
     np.testing.assert_allclose(np.ravel(found), expected, rtol=1e-6)
 
 
 @contract(117, 219, 220, native=False)
+@each_shape
+@on_workers()
 def test_variables(shape):
-    every = ids(shape)
-    found = part(shape, "variables")
-    for each in found:
-        assert each["initial"] == 10.0
-        assert each["mean"] == np.mean(every)
-        assert each["chiefs"] == 5.0
-        assert each["on_read"] == 2.0 * sum(index + 1 for index in every)
-        assert each["printed"] == shape[1]
-    own = joined([each["own"] for each in found])
-    assert own == [2.0 * (index + 1) for index in every]
-
-
-def test_metrics(shape):
-    every = ids(shape)
-    for before, after, reset in part(shape, "metrics"):
-        assert before == pytest.approx(np.mean(every))
-        assert after == pytest.approx((sum(every) + 7.0) / (len(every) + 1))
-        assert reset == 0.0
-
-
-def test_an_update_sums_all_gradients(shape):
-    total = sum(index + 1 for index in ids(shape))
-    for weights in part(shape, "updates"):
-        np.testing.assert_allclose(weights, [-0.1 * total] * 2, rtol=1e-6)
-
-
-def test_a_custom_loop(shape):
-    expected = keras_dist.launch(
-        replica_jobs.alone, workers=1, devices=1, timeout=400
-    )[0]
-    for found in part(shape, "loop"):
-        np.testing.assert_allclose(
-            found["losses"], expected["losses"], rtol=1e-4, atol=1e-6
+    strategy, index, every, own = made(shape)
+    with strategy.scope():
+        first = keras.Variable(10.0 + index)
+        mean = keras.Variable(0.0, aggregation="mean")
+        chiefs = keras.Variable(0.0, aggregation="only_first_replica")
+        on_read = keras.Variable(
+            0.0, aggregation="sum", synchronization="on_read"
         )
-        assert found["metric"] == pytest.approx(expected["metric"], rel=1e-4)
-        for mine, want in zip(
-            found["weights"], expected["weights"], strict=True
-        ):
-            np.testing.assert_allclose(mine, want, rtol=1e-4, atol=1e-5)
+
+    def replica_fn():
+        mean.assign(replica_id())
+        chiefs.assign(replica_id() + 5.0)
+        on_read.assign_add(replica_id() + 1.0)
+
+    assert shown(first.value) == 10.0
+    strategy.run(replica_fn)
+    strategy.run(replica_fn)
+    assert shown(mean.value) == np.mean(every)
+    assert shown(chiefs.value) == 5.0
+    assert shown(on_read.value) == 2.0 * sum(each + 1 for each in every)
+    assert local(strategy, on_read) == [2.0 * (each + 1) for each in own]
+    assert repr(first).count("Variable path") == shape[1]
+
+
+@each_shape
+@on_workers()
+def test_metrics(shape):
+    strategy, _, every, _ = made(shape)
+    with strategy.scope():
+        mean = keras.metrics.Mean()
+    strategy.run(lambda: mean.update_state(replica_id()))
+    assert shown(mean.result()) == pytest.approx(np.mean(every))
+    mean.update_state(7.0)
+    both = (sum(every) + 7.0) / (len(every) + 1)
+    assert shown(mean.result()) == pytest.approx(both)
+    mean.reset_state()
+    assert shown(mean.result()) == 0.0
+
+
+@each_shape
+@on_workers()
+def test_an_update_sums_all_gradients(shape):
+    strategy, _, every, _ = made(shape)
+    with strategy.scope():
+        weights = keras.Variable([0.0, 0.0])
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([weights])
+
+    def replica_fn():
+        own = replica_id() + 1.0
+        optimizer.apply([ops.stack([own, own])], [weights])
+
+    strategy.run(replica_fn)
+    total = sum(each + 1 for each in every)
+    found = shown(weights.value)
+    np.testing.assert_allclose(found, [-0.1 * total] * 2, rtol=1e-6)
+
+
+@each_shape
+@on_workers()
+def test_a_custom_loop(shape):
+    found = loop(keras_dist.MultiWorkerMirroredStrategy())
+    expected = loop(keras_dist.OneDeviceStrategy("cpu:0"))
+    for own, want in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, want, rtol=1e-4, atol=1e-5)
+
+
+def loop(strategy):
+    """A model, its loss, an optimizer and a metric; all that they leave."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(23, 4)).astype("float32")
+    y = rng.normal(size=(23, 1)).astype("float32")
+    keras.utils.set_random_seed(5)
+    with strategy.scope():
+        hidden = keras.layers.Dense(8, activation="tanh")
+        model = keras.Sequential(
+            [keras.Input((4,)), hidden, keras.layers.Dense(1)]
+        )
+        optimizer = keras.optimizers.Adam(0.05, global_clipnorm=0.5)
+        optimizer.build(model.trainable_variables)
+        metric = keras.metrics.MeanSquaredError()
+    batches = [(x[i : i + 6], y[i : i + 6]) for i in range(0, 23, 6)]
+    data = strategy.experimental_distribute_dataset(batches)
+
+    def step(x, y):
+        def loss():
+            prediction = model(x, training=True)
+            metric.update_state(y, prediction)
+            return keras_dist.compute_average_loss(
+                ops.sum(ops.square(prediction - y), axis=-1)
+            )
+
+        variables = model.trainable_variables
+        value, gradients = keras_dist.value_and_grad(loss, variables)
+        optimizer.apply(gradients, variables)
+        return value
+
+    @keras_dist.function
+    def train(x, y):
+        return strategy.reduce("SUM", strategy.run(step, (x, y)), axis=None)
+
+    losses = [shown(train(*batch)) for _ in range(2) for batch in data]
+    return [losses, shown(metric.result()), *model.get_weights()]
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2)])
+@on_workers()
+def test_methods_reach_all_workers_with_central_storage(shape):
+    strategy = jobs.central()
+    count = strategy.num_replicas_in_sync
+    total = 1.0 + sum(range(1, count + 1))
+    with strategy.scope():
+        v = keras.Variable(1.0, aggregation="sum")
+        own = keras.Variable(0.0, aggregation="sum", synchronization="on_read")
+
+    def step():
+        own.assign_add(1.0)
+        v.assign_add(replica_id() + 1)
+        return v + 0.0
+
+    results = strategy.run(step)
+    assert shown(v.value) == total
+    summed = strategy.reduce("SUM", results, axis=None)
+    assert shown(summed) == total * count
+    strategy.extended.update(v, lambda copy: copy.assign_add(1.0))
+    assert shown(v.value) == total + 1.0
+    assert shown(own.value) == float(count)
+    assert len(v.values) == 1
+    assert strategy.devices_of(v) == (f"cpu:{shape[1] - 1}",)
+    assert len(strategy.experimental_local_results(results)) == shape[1]

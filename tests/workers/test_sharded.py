@@ -1,166 +1,238 @@
-"""Workers that each keep a part of the optimizer's state."""
+"""Workers that each keep a part of variables train and save as one device."""
 
-import functools
-import tempfile
+import contextlib
+import pathlib
 
+import h5py
 import keras
 import numpy as np
 import pytest
 
-from parity import cases
-from parity.harness import BACKEND
+import keras_dist
 from parity.harness import assert_same
-from parity.harness import plain
+from parity.harness import to_numpy
+from sharded import helpers
 from sharded import test_first_update
 from sharded import test_loops
 from sharded import test_state
 from sharded.helpers import SHARDS_ON_DEVICES
-from sharded.helpers import compiled
+from sharded.helpers import adam
 from sharded.helpers import elements_of_part
 from sharded.helpers import fit
+from sharded.helpers import network
 from sharded.helpers import shards
 from sharded.helpers import state_of
 from workers import clusters
 from workers import sharded_jobs
+from workers.clusters import on_workers
+from workers.jobs import in_cluster
 
 pytestmark = pytest.mark.only_on(
     "jax",
     "torch",
     reason="TensorFlow refuses to shard, as tests/parity tests.",
 )
-on_workers = pytest.mark.only_on(
+on_torch = pytest.mark.only_on(
     "torch", reason="JAX has this test in one process."
 )
-NAMES = [
-    "weighted",
-    "batch_norm_conv_adam",
-    "fewer_than_replicas",
-    "optimizer_adamw",
-    "optimizer_global_clipnorm",
-    "optimizer_accumulation",
-    "optimizer_ema",
-    "layer_no_numbers",
-    "layer_regularizers",
-    "layer_frozen",
-    "mixed_float16",
-    "loss_scale_overflow",
-]
-SHAPES = [(2, 1), (2, 2)]
-BY_NAME = {case.name: case for case in cases.CASES if BACKEND in case.backends}
-
-
 STATE, VARIABLES = "optimizer_state", "variables"
-WHATS = [STATE]
-if SHARDS_ON_DEVICES:
-    WHATS.append(pytest.param(VARIABLES, marks=pytest.mark.runs_on("jax")))
+each_kind = pytest.mark.parametrize("what", [STATE, VARIABLES])
+each_shape = pytest.mark.parametrize("shape", [(2, 1), (2, 2)])
 
 
-def launched(job, shape, what, *args):
-    workers, devices = shape
-    return clusters.run(
-        job, (what, *args), workers=workers, devices=devices, timeout=300
+def compiled(strategy):
+    with strategy.scope():
+        model = network()
+        model.compile(adam(), "mse")
+    return model
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Ends training in the third epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+
+def save_all(what, folder):
+    """Trains and saves in each way there is; the state and files then."""
+    strategy = in_cluster(what)
+    # Files that only the chief has: a folder of each worker's own.
+    own = pathlib.Path(folder, str(strategy.plan.cluster.index))
+    own.mkdir(parents=True, exist_ok=True)
+    model = compiled(strategy)
+    checkpoint = keras.callbacks.ModelCheckpoint(
+        str(own / "each" / "{epoch}.keras"), save_best_only=True
     )
+    fit(model, callbacks=[checkpoint], validation_split=0.2)
+    model.save(str(own / "model.keras"))
+    model.save_weights(str(own / "some.weights.h5"))
+    saved = state_of(model)
+    backed = compiled(strategy)
+    backup = keras.callbacks.BackupAndRestore(str(own / "backup"))
+    with contextlib.suppress(KeyboardInterrupt):
+        fit(backed, epochs=4, callbacks=[backup, Interrupt()])
+    paths = [p for p in own.rglob("*") if p.is_file()]
+    return saved, {str(p.relative_to(own)) for p in paths}
 
 
-@pytest.mark.parametrize(
-    "what", [STATE, VARIABLES] if SHARDS_ON_DEVICES else [STATE]
-)
-@pytest.mark.parametrize(
-    ("shape", "name"),
-    [((2, 1), name) for name in NAMES[:5]] + [((2, 2), n) for n in NAMES],
-)
-def test_same_numbers_on_every_worker(shape, name, what):
-    case = BY_NAME[name]
-    for outcome in launched(sharded_jobs.train_case, shape, what, name):
-        assert_same(outcome, plain(case), case.rtol)
+def load_all(what, folder):
+    """Loads what `save_all` has saved, and goes on."""
+    strategy = in_cluster(what)
+    chiefs = pathlib.Path(folder, "0")
+    own = pathlib.Path(folder, str(strategy.plan.cluster.index))
+    with strategy.scope():
+        model = keras.models.load_model(str(chiefs / "model.keras"))
+    loaded = state_of(model)
+    fit(model)
+    weights = compiled(strategy)
+    weights.optimizer.build(weights.trainable_variables)
+    weights.load_weights(str(chiefs / "some.weights.h5"))
+    backed = compiled(strategy)
+    backup = keras.callbacks.BackupAndRestore(str(own / "backup"))
+    fit(backed, epochs=4, callbacks=[backup])
+    return loaded, *map(state_of, (model, weights, backed))
 
 
-@functools.cache
-def saved_and_loaded(what):
-    """Saved by 2 workers of 2 devices, loaded by 2 of one and plainly."""
-    with tempfile.TemporaryDirectory() as folder:
-        saved = launched(sharded_jobs.save_all, (2, 2), what, folder)
-        loaded = launched(sharded_jobs.load_all, (2, 1), what, folder)
-        model = keras.models.load_model(f"{folder}/0/model.keras")
-        best = keras.models.load_model(f"{folder}/0/each/2.keras")
-        return saved, loaded, state_of(model), state_of(best)
+def places(path):
+    found = []
+    with h5py.File(path) as file:
+        file.visit(found.append)
+    return found
 
 
-@pytest.mark.parametrize("what", WHATS)
-def test_the_chief_alone_writes(what):
-    saved = saved_and_loaded(what)[0]
-    assert saved[1]["files"] == []
+@each_kind
+def test_what_the_chief_alone_writes_is_loaded_anywhere(what, tmp_path):
+    devices = 1 if what == VARIABLES and not SHARDS_ON_DEVICES else 2
+    saved, other = clusters.run(
+        *(save_all, (what, tmp_path)), workers=2, devices=devices, timeout=300
+    )
+    assert other[1] == set()
     assert {
-        "model.keras",
-        "some.weights.h5",
-        "each/1.keras",
+        *("model.keras", "some.weights.h5", "each/1.keras"),
         "backup/latest.weights.h5",
-    } <= set(saved[0]["files"])
-
-
-@pytest.mark.parametrize("what", WHATS)
-def test_what_was_saved_is_what_there_was(what):
-    saved, loaded, plainly, best = saved_and_loaded(what)
-    for found in saved[1], loaded[0], loaded[1]:
-        state = found.get("saved", found.get("loaded"))
-        assert_same(state, saved[0]["saved"], rtol=0, atol=0)
-    assert_same(plainly, saved[0]["saved"], rtol=0, atol=0)
-    assert set(best) == set(plainly)
-
-
-@pytest.mark.parametrize("what", WHATS)
-def test_training_goes_on_from_it(what):
-    _, loaded, _, _ = saved_and_loaded(what)
-    model = compiled(None)
+    } <= saved[1]
+    loaded = clusters.run(
+        *(load_all, (what, tmp_path)), workers=2, devices=1, timeout=300
+    )
+    plainly = keras.models.load_model(tmp_path / "0" / "model.keras")
+    for state in other[0], *(each[0] for each in loaded), state_of(plainly):
+        assert_same(state, saved[0], rtol=0, atol=0)
+    best = keras.models.load_model(tmp_path / "0" / "each" / "2.keras")
+    assert set(state_of(best)) == set(saved[0])
+    plainly.save_weights(tmp_path / "own.weights.h5")
+    theirs = places(tmp_path / "0" / "some.weights.h5")
+    assert places(tmp_path / "own.weights.h5") == theirs
+    # Training goes on from it.
+    model, whole = helpers.compiled(None), helpers.compiled(None)
     fit(model, validation_split=0.2)
     between = state_of(model)
     fit(model)
-    whole = compiled(None)
     fit(whole, epochs=4)
-    for found in loaded:
-        assert_same(found["weights"], between)
-        assert_same(found["gone_on"], state_of(model))
-        assert_same(found["backed"], state_of(whole))
+    for _, gone_on, weights, backed in loaded:
+        assert_same(weights, between)
+        assert_same(gone_on, state_of(model))
+        assert_same(backed, state_of(whole))
 
 
-@pytest.mark.parametrize("what", WHATS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_each_device_keeps_its_part(shape, what):
+@each_shape
+@pytest.mark.parametrize(
+    "what",
+    [STATE, pytest.param(VARIABLES, marks=shards)],
+)
+@on_workers()
+def test_each_device_keeps_its_part(what, shape):
+    strategy = in_cluster(what)
+    model = compiled(strategy)
+    fit(model, epochs=1)
+    sharded = [v for v in model.optimizer.variables if len(v.shape)]
+    if what == VARIABLES:
+        sharded += model.trainable_variables
     workers, devices = shape
-    results = launched(sharded_jobs.bytes_kept, shape, what)
-    for index, (kept, _) in enumerate(results):
-        for own, slot in kept:
-            if SHARDS_ON_DEVICES:
-                part = elements_of_part(slot, workers * devices)
-                assert own == [4 * part] * devices
-            else:
-                assert own == [4 * elements_of_part(slot, workers, index)]
-    assert results[0][1] == results[1][1]
+    index = strategy.plan.cluster.index
+    for each in sharded:
+        own = list(strategy.executor.storage(each).bytes_kept().values())
+        if SHARDS_ON_DEVICES:
+            part = elements_of_part(each.shape, workers * devices)
+            assert own == [4 * part] * devices
+        else:
+            assert own == [4 * elements_of_part(each.shape, workers, index)]
+    return [to_numpy(each).tolist() for each in sharded]
+
+
+def drawn(seed):
+    """Variables' values, drawn in several ways by a seed."""
+    keras.utils.set_random_seed(seed)
+    numbers = np.random.default_rng(seed)
+    ways = (
+        "glorot_uniform",
+        keras.initializers.RandomNormal(seed=seed),
+        lambda shape, dtype: numbers.normal(size=shape).astype(dtype),
+    )
+    made = [keras.Variable(way, shape=(7, 3), dtype="float32") for way in ways]
+    made.append(keras.Variable(numbers.normal(size=(7, 3))))
+    return [to_numpy(variable) for variable in made]
 
 
 @shards
-@pytest.mark.parametrize("shape", SHAPES)
+@each_shape
+@on_workers()
 def test_all_start_with_the_chiefs_values(shape):
-    results = launched(sharded_jobs.initial_values, shape, VARIABLES)
-    _, chiefs = results[0]
-    for values, _ in results:
-        for own, expected in zip(values, chiefs, strict=True):
-            np.testing.assert_allclose(own, expected, rtol=1e-6, atol=1e-7)
+    strategy = in_cluster(VARIABLES)
+    with strategy.scope():
+        values = drawn(strategy.plan.cluster.index)
+    for own, expected in zip(values, drawn(0), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-6, atol=1e-7)
+
+
+def different_variables():
+    """Makes a variable of another shape on each worker."""
+    strategy = in_cluster(VARIABLES)
+    width = 3 + strategy.plan.cluster.index
+    with strategy.scope():
+        keras.Variable("glorot_uniform", shape=(7, width))
 
 
 @shards
 def test_other_variables_on_a_worker_are_an_error():
     with pytest.raises(RuntimeError, match="Workers made different variables"):
-        launched(sharded_jobs.different_variables, (2, 1), VARIABLES)
+        clusters.run(different_variables, workers=2, devices=1, timeout=300)
 
 
 WAYS = {
-    "swapped": "at a read of variable_1, sharded_jobs.py",
-    "read": "at a read of .*kernel, sharded_jobs.py",
-    "saved": "at all variables, to save or load them, sharded_jobs.py",
-    "saved in parts": "at save_sharded or restore_sharded, sharded_jobs.py",
-    "assigned alone": "at an assignment of variable, sharded_jobs.py",
+    "swapped": "at a read of variable_1, test_sharded.py",
+    "read": "at a read of .*kernel, test_sharded.py",
+    "saved": "at all variables, to save or load them, test_sharded.py",
+    "saved in parts": "at save_sharded or restore_sharded, test_sharded.py",
+    "assigned alone": "at an assignment of variable, test_sharded.py",
 }
+
+
+def apart(way):
+    """Reads or assigns variables otherwise than the other worker does."""
+    strategy = in_cluster(VARIABLES)
+    is_chief = strategy.plan.is_chief
+    with strategy.scope():
+        first, second = (keras.Variable(np.full((4, 4), i)) for i in (1.0, 2.0))
+    model = compiled(strategy)
+    if way == "swapped":
+        (first if is_chief else second).numpy()
+    elif way == "assigned alone" and is_chief:
+        first.assign(np.full((4, 4), 5.0))
+    elif way == "assigned alone":
+        fit(model)
+    actions = {
+        "read": model.get_weights,
+        "saved": lambda: model.save_weights("/never/x.weights.h5"),
+        "saved in parts": lambda: keras_dist.save_sharded(model, "/never/x"),
+    }
+    if way in actions:
+        hook = "on_train_batch_end" if way == "read" else "on_epoch_end"
+        callback = keras.callbacks.LambdaCallback(
+            **{hook: lambda *_, **__: is_chief and actions[way]()}
+        )
+        fit(model, callbacks=[callback])
 
 
 # On PyTorch, the other worker waits in another group of gloo meanwhile.
@@ -175,12 +247,16 @@ WAYS = {
 )
 def test_workers_that_are_apart_are_an_error_and_exchange_nothing(way):
     with pytest.raises(RuntimeError, match=WAYS[way]):
-        launched(sharded_jobs.apart, (2, 1), VARIABLES, way)
+        clusters.run(apart, (way,), workers=2, devices=1, timeout=300)
 
 
+@on_workers()
 def test_the_chiefs_value_is_assigned():
-    found = launched(sharded_jobs.assigned, (2, 1), VARIABLES)
-    assert found == [[5.0], [5.0]]
+    strategy = in_cluster(VARIABLES)
+    with strategy.scope():
+        variable = keras.Variable(np.zeros((4, 4)))
+    variable.assign(np.full((4, 4), 5.0 + strategy.plan.cluster.index))
+    assert np.unique(variable.numpy()).tolist() == [5.0]
 
 
 # Tests of one process, by module and name, with their arguments.
@@ -224,7 +300,7 @@ OF_ONE_PROCESS = [
 ]
 
 
-@on_workers
+@on_torch
 @pytest.mark.parametrize(
     "test",
     OF_ONE_PROCESS,

@@ -1,4 +1,4 @@
-"""Workers that are told to end, or of which one raises, under the launcher."""
+"""Workers that are told to end do, and the one that raised is blamed."""
 
 import os
 import signal

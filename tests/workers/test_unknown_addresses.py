@@ -1,4 +1,4 @@
-"""Launchers that tell workers the first one's address, and no other."""
+"""Workers that know the first one's address alone train together."""
 
 import sys
 

@@ -1,28 +1,42 @@
-"""`strategy.verify` over workers: each trains alone too, all agree."""
+"""`strategy.verify` says the same on all workers; each trains alone, too."""
 
-import functools
-
+import keras
 import pytest
 
-from keras_dist.verification.report import Report
-from workers import clusters
-from workers import verify_jobs
+import keras_dist
+from verification import models
+from verification.models import TARGETS
+from verification.models import X
+from verification.models import Y
+from workers.clusters import on_workers
 
-# They share one job.
 pytestmark = pytest.mark.runs_on("torch")
 
 
-@functools.cache
-def verified():
-    return clusters.run(verify_jobs.verified, workers=2, devices=1, timeout=500)
-
-
 @pytest.mark.parametrize("name", ["same", "all", "last"])
+@on_workers()
 def test_every_worker_gets_the_same_verdict(name):
-    own, other = (Report.from_dict(found[name]) for found in verified())
-    assert own == other
-    assert own.same is (name == "same"), own
+    keras.utils.set_random_seed(0)
+    strategy = keras_dist.MultiWorkerMirroredStrategy()
+    index = strategy.plan.cluster.index
+
+    def under_the_strategy():
+        loss = "mae" if keras_dist.has_strategy() else "mse"
+        return models.regressor(loss=loss)
+
+    def on_the_last_worker():
+        plain = not keras_dist.has_strategy()
+        return models.regressor(loss="mae" if plain and index else "mse")
+
+    make, x, y = {
+        "same": (models.classifier, X, Y),
+        "all": (under_the_strategy, X, TARGETS),
+        "last": (on_the_last_worker, X, TARGETS),
+    }[name]
+    found = strategy.verify(make, x, y, steps=2)
+    assert found.same is (name == "same"), found
     if name != "same":
-        assert own.first.kind == "loss"
+        assert found.first.kind == "loss"
     of_last = "Worker 1 is the first whose numbers differ."
-    assert (of_last in own.notes) is (name == "last")
+    assert (of_last in found.notes) is (name == "last")
+    return found.to_dict()

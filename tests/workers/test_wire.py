@@ -1,4 +1,4 @@
-"""Bytes between workers, counted on the loopback of a network namespace."""
+"""In a step, workers send the bytes that an all-reduce has to, and no more."""
 
 import functools
 import json

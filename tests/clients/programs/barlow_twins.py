@@ -6,7 +6,7 @@ from keras import ops
 
 from clients.programs.harness import ROWS
 from clients.programs.harness import rng
-from clients.programs.steps import descend
+from clients.programs.steps import Tracked
 
 
 class BarlowLoss(keras.losses.Loss):
@@ -28,36 +28,18 @@ class BarlowLoss(keras.losses.Loss):
         )
 
 
-class BarlowTwins(keras.Model):
+class BarlowTwins(Tracked):
     def __init__(self, encoder):
         super().__init__()
         self.encoder = encoder
-        self.loss_tracker = keras.metrics.Mean(name="loss")
-
-    @property
-    def metrics(self):
-        return [self.loss_tracker]
-
-    def compile(self, optimizer, loss):
-        super().compile(optimizer=optimizer)
-        self.barlow_loss = loss
+        self.barlow_loss = BarlowLoss()
 
     def call(self, x):
         return self.encoder(x)
 
-    def train_step(self, data):
-        (first, second), *_ = keras.utils.unpack_x_y_sample_weight(data)
-
-        def loss_fn():
-            z_a = self.encoder(first, training=True)
-            z_b = self.encoder(second, training=True)
-            return (self.barlow_loss(z_a, z_b),)
-
-        (loss,) = descend(
-            self.optimizer, loss_fn, self.encoder.trainable_variables
-        )
-        self.loss_tracker.update_state(loss)
-        return {"loss": self.loss_tracker.result()}
+    def losses(self, views):
+        z_a, z_b = (self.encoder(view, training=True) for view in views)
+        return (self.barlow_loss(z_a, z_b),)
 
 
 train_step_of = BarlowTwins
@@ -76,6 +58,6 @@ def make():
     )
     model = BarlowTwins(encoder)
     model.build((None, 6))
-    model.compile(keras.optimizers.Adam(0.01), BarlowLoss())
+    model.compile(keras.optimizers.Adam(0.01))
     x = rng().normal(size=(ROWS, 6)).astype("float32")
     return model, {"x": (x, x * 0.9 + 0.05)}

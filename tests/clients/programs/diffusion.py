@@ -98,10 +98,8 @@ class DiffusionModel(keras.Model):
         if isinstance(images, tuple):
             images = images[0]
         images = self.normalizer(images)
-        noises, noise_rates, signal_rates, noisy = self.noisy(images)
-        predicted, image = self.denoise(
-            noisy, noise_rates, signal_rates, training=False
-        )
+        noises, *rates, noisy = self.noisy(images)
+        predicted, image = self.denoise(noisy, *rates, training=False)
         self.noise_loss_tracker.update_state(self.pixel_loss(noises, predicted))
         self.image_loss_tracker.update_state(self.pixel_loss(images, image))
         return {m.name: m.result() for m in self.metrics}

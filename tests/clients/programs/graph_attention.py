@@ -67,32 +67,32 @@ class GraphAttentionNetwork(keras.Model):
         x = self.attention([x, edges]) + x
         return self.output_layer(x)
 
+    def outputs(self, indices):
+        return ops.take(self([self.node_states, self.edges]), indices, axis=0)
+
+    def tracked(self, loss, outputs, labels):
+        self.loss_tracker.update_state(loss, sample_weight=ops.shape(labels)[0])
+        self.metric.update_state(labels, outputs)
+        return {m.name: m.result() for m in self.metrics}
+
     def train_step(self, data):
         indices, labels = data
 
         def loss_fn():
-            outputs = self([self.node_states, self.edges])
-            taken = ops.take(outputs, indices, axis=0)
-            return self.loss_fn(labels, taken), taken
+            outputs = self.outputs(indices)
+            return self.loss_fn(labels, outputs), outputs
 
-        loss, taken = descend(self.optimizer, loss_fn, self.trainable_weights)
-        self.loss_tracker.update_state(loss, sample_weight=ops.shape(labels)[0])
-        self.metric.update_state(labels, taken)
-        return {m.name: m.result() for m in self.metrics}
+        results = descend(self.optimizer, loss_fn, self.trainable_weights)
+        return self.tracked(*results, labels)
 
     def test_step(self, data):
         indices, labels = data
-        outputs = self([self.node_states, self.edges])
-        taken = ops.take(outputs, indices, axis=0)
-        loss = self.loss_fn(labels, taken)
-        self.loss_tracker.update_state(loss, sample_weight=ops.shape(labels)[0])
-        self.metric.update_state(labels, taken)
-        return {m.name: m.result() for m in self.metrics}
+        outputs = self.outputs(indices)
+        return self.tracked(self.loss_fn(labels, outputs), outputs, labels)
 
     def predict_step(self, data):
         indices, *_ = keras.utils.unpack_x_y_sample_weight(data)
-        outputs = self([self.node_states, self.edges])
-        return ops.softmax(ops.take(outputs, indices, axis=0))
+        return ops.softmax(self.outputs(indices))
 
 
 train_step_of = GraphAttentionNetwork

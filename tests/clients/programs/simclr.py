@@ -54,17 +54,15 @@ class ContrastiveModel(keras.Model):
             / self.temperature
         )
         labels = ops.arange(ops.shape(projections_1)[0])
-        self.contrastive_accuracy.update_state(labels, similarities)
-        self.contrastive_accuracy.update_state(
-            labels, ops.transpose(similarities)
-        )
-        loss_1_2 = keras.losses.sparse_categorical_crossentropy(
-            labels, similarities, from_logits=True
-        )
-        loss_2_1 = keras.losses.sparse_categorical_crossentropy(
-            labels, ops.transpose(similarities), from_logits=True
-        )
-        return ops.mean((loss_1_2 + loss_2_1) / 2)
+        losses = []
+        for each in (similarities, ops.transpose(similarities)):
+            self.contrastive_accuracy.update_state(labels, each)
+            losses.append(
+                keras.losses.sparse_categorical_crossentropy(
+                    labels, each, from_logits=True
+                )
+            )
+        return ops.mean((losses[0] + losses[1]) / 2)
 
     def train_step(self, data):
         if isinstance(data, tuple):

@@ -52,3 +52,26 @@ def no_gradients():
 
 def _first_and_rest(results):
     return results[0], tuple(results[1:])
+
+
+class Tracked(keras.Model):
+    """Makes the first of its `losses` of a batch less, and tracks them all."""
+
+    NAMES = ("loss",)
+
+    def __init__(self):
+        super().__init__()
+        self.trackers = [keras.metrics.Mean(name=each) for each in self.NAMES]
+
+    @property
+    def metrics(self):
+        return self.trackers
+
+    def train_step(self, data):
+        batch = data[0] if isinstance(data, tuple) else data
+        results = descend(
+            self.optimizer, lambda: self.losses(batch), self.trainable_weights
+        )
+        for tracker, result in zip(self.trackers, results, strict=True):
+            tracker.update_state(result)
+        return {m.name: m.result() for m in self.metrics}

@@ -1,4 +1,4 @@
-"""Programs in the manner of keras.io's examples: the numbers of one device."""
+"""Programs like keras.io's examples have the numbers of one device."""
 
 import importlib
 import importlib.util

@@ -6,7 +6,7 @@ from keras import ops
 
 from clients.programs.harness import ROWS
 from clients.programs.harness import rng
-from clients.programs.steps import descend
+from clients.programs.steps import Tracked
 
 
 class Sampling(layers.Layer):
@@ -23,47 +23,23 @@ class Sampling(layers.Layer):
         return mean + ops.exp(0.5 * log_var) * epsilon
 
 
-class VAE(keras.Model):
-    def __init__(self, encoder, decoder, **kwargs):
-        super().__init__(**kwargs)
+class VAE(Tracked):
+    NAMES = ("loss", "kl_loss")
+
+    def __init__(self, encoder, decoder):
+        super().__init__()
         self.encoder = encoder
         self.decoder = decoder
-        self.total_loss_tracker = keras.metrics.Mean(name="total_loss")
-        self.kl_loss_tracker = keras.metrics.Mean(name="kl_loss")
-
-    @property
-    def metrics(self):
-        return [self.total_loss_tracker, self.kl_loss_tracker]
 
     def call(self, x):
         return self.decoder(self.encoder(x)[2])
 
-    def train_step(self, data):
-        if isinstance(data, tuple):
-            data = data[0]
-
-        def loss_fn():
-            mean, log_var, z = self.encoder(data)
-            reconstruction = self.decoder(z)
-            reconstruction_loss = ops.mean(
-                ops.sum(
-                    keras.losses.binary_crossentropy(data, reconstruction),
-                    axis=(1, 2),
-                )
-            )
-            kl = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
-            kl_loss = ops.mean(ops.sum(kl, axis=1))
-            return reconstruction_loss + kl_loss, kl_loss
-
-        total_loss, kl_loss = descend(
-            self.optimizer, loss_fn, self.trainable_weights
-        )
-        self.total_loss_tracker.update_state(total_loss)
-        self.kl_loss_tracker.update_state(kl_loss)
-        return {
-            "loss": self.total_loss_tracker.result(),
-            "kl_loss": self.kl_loss_tracker.result(),
-        }
+    def losses(self, images):
+        mean, log_var, z = self.encoder(images)
+        errors = keras.losses.binary_crossentropy(images, self.decoder(z))
+        kl = -0.5 * (1 + log_var - ops.square(mean) - ops.exp(log_var))
+        kl_loss = ops.mean(ops.sum(kl, axis=1))
+        return ops.mean(ops.sum(errors, axis=(1, 2))) + kl_loss, kl_loss
 
 
 train_step_of = VAE
