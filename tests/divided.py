@@ -1,8 +1,8 @@
 """The tests that one run of CI leaves to the runs of other backends.
 
-`python -m runs` sets TESTS_DIVIDED to `one`: this run leaves them out. With
-`all`, only those are left out that every backend leaves out. Whoever starts
-pytest gets every test.
+`python -m runs` sets TESTS_DIVIDED to `one`: this run leaves them out, and
+those marked as nightly. With `all`, only those are left out that every backend
+leaves out. Whoever starts pytest gets every test.
 """
 
 import itertools
@@ -36,6 +36,10 @@ def divide(config, items):
     backends = TOGETHER[chosen]
     tests, left_out = {}, set()
     for item in items:
+        nightly = item.get_closest_marker("nightly")
+        if nightly and chosen == "one" and BACKEND in (nightly.args or SHARING):
+            left_out.add(item)
+            continue
         mark = item.get_closest_marker("runs_on")
         if mark is None and _is_for_some(item):
             continue

@@ -12,7 +12,12 @@ import pytest
 
 from runs.runs import TESTS
 
-TARGETS = ("h100:8", "h100:4x8", "v5e:2x2", "v5e:4x4", "v5e:16x16")
+TARGETS = (
+    *("h100:8", "v5e:2x2"),
+    pytest.param("h100:4x8", marks=pytest.mark.nightly),
+    pytest.param("v5e:4x4", marks=pytest.mark.nightly),
+    pytest.param("v5e:16x16", marks=pytest.mark.nightly),
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -65,7 +65,10 @@ def test_a_model_that_is_too_large_for_a_tpu():
     assert "Temporary values ?" in words
 
 
-@pytest.mark.parametrize("target", ["h100:8x8", "v5e:16x16"])
+@pytest.mark.parametrize(
+    "target",
+    ["h100:8x8", pytest.param("v5e:16x16", marks=pytest.mark.nightly)],
+)
 def test_layers_in_a_scan_fit_many_devices(target):
     """69 billion parameters, of which a device has its parts and one layer."""
     options = "--target", target, "--variables", "sharded"

@@ -45,7 +45,7 @@ def test_no_step_talks_to_the_host_and_all_devices_run_it(compiled, target):
         assert not program["on_host"], name
 
 
-@pytest.mark.parametrize("target", ["h100:8", "v5e:4x4"])
+@pytest.mark.parametrize("target", ["h100:8", "v5e:2x2"])
 def test_a_step_is_compiled_as_keras_traces_it(is_own, target):
     assert is_own(target)
 
@@ -231,6 +231,7 @@ def test_each_replica_of_a_function_runs_a_kernel(compiled):
     assert sent["all-reduce"] == pytest.approx(gradients, rel=0.01)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "few, many", [("h100:8", "h100:4x8"), ("v5e:4x4", "v5e:16x16")]
 )

@@ -25,8 +25,7 @@ class Case:
         self._marks = marks
 
     def iter_markers(self, name):
-        assert name == "parametrize"
-        return iter(self._marks)
+        return iter(self._marks if name == "parametrize" else ())
 
 
 def cases(grid, name="test_it", folder="parity", together=()):
@@ -138,3 +137,29 @@ def test_a_backend_runs_its_own_tests():
     for kept in shares(cases(grid, folder="backends")).values():
         assert len(kept) in (3, 4)
         assert {params["kind"] for params in kept} == {"x", "y"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "backends", "count"),
+    [("one", (), 0), ("one", OTHERS, 1), ("all", (), 1), (None, (), 1)],
+)
+def test_nightly_tests_are_left_to_the_night(
+    monkeypatch, chosen, backends, count
+):
+    (case,) = items = cases({"number": [0]})
+    mark = pytest.mark.nightly(*backends).mark
+    case.get_closest_marker = {"nightly": mark}.get
+    deselected = []
+    config = types.SimpleNamespace(
+        option=types.SimpleNamespace(markexpr=""),
+        hook=types.SimpleNamespace(
+            pytest_deselected=lambda items: deselected.extend(items)
+        ),
+    )
+    monkeypatch.setattr(divided, "BACKEND", "torch")
+    if chosen is None:
+        monkeypatch.delenv("TESTS_DIVIDED", raising=False)
+    else:
+        monkeypatch.setenv("TESTS_DIVIDED", chosen)
+    divided.divide(config, items)
+    assert (len(items), len(deselected)) == (count, 1 - count)
