@@ -21,7 +21,7 @@ class Case:
         self.path = pathlib.Path("tests", folder, "test_file.py")
         self.originalname = name
         self.name = f"{name}[{'-'.join(map(str, params.values()))}]"
-        self.callspec = types.SimpleNamespace(params=params)
+        self.callspec = types.SimpleNamespace(params=params, id=self.name)
         self._marks = marks
 
     def iter_markers(self, name):
