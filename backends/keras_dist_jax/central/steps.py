@@ -187,8 +187,10 @@ class CentralTrainer(Trainer):
     running: CentralRunning
 
     def _step(self, name: str, gather: bool = False) -> FitStep:
-        if name == "train_step" and internals.compiles(self.running.model):
-            return CentralStep(self.running, self._stateless(name))
+        if name == "train_step":
+            self.running.postpones = internals.compiles(self.running.model)
+            if self.running.postpones:
+                return CentralStep(self.running, self._stateless(name))
         return super()._step(name, gather)
 
 

@@ -17,7 +17,6 @@ from jax.sharding import SingleDeviceSharding
 
 from keras_dist.plugins import Device
 from keras_dist.plugins import Owners
-from keras_dist_jax import keras_internals as internals
 from keras_dist_jax.fit.running import Running
 from keras_dist_jax.fit.running import Values
 from keras_dist_jax.jax_internals import put_on
@@ -85,6 +84,8 @@ class CentralRunning(Running):
         # The key is the id of a copy that was sent to the devices that compute.
         # The value is the copy, and the array that it was made from.
         self._sent: dict[int, tuple[Any, Any]] = {}
+        # True if the training step that Keras has leaves updates to storage.
+        self.postpones = False
 
     def newest(self) -> Values:
         *results, last = self.last[-1]
@@ -107,7 +108,7 @@ class CentralRunning(Running):
     def lay_out(self, values: Values, names: Sequence[str]) -> None:
         self._sent.clear()
         trains = "optimizer_variables" in names
-        if trains and internals.compiles(self.model):
+        if trains and self.postpones:
             if self.storage_layouts.are_several:
                 _rehouse(values, self.devices_of_state())
             return
