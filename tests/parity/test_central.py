@@ -38,5 +38,5 @@ def test_run_eagerly_is_set_after_training(make):
         model.train_on_batch(x, y)
         model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
         weights.append(model.get_weights())
-    for ours, plain in zip(*weights, strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=1e-4, atol=1e-6)
+    for ours, theirs in zip(*weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
