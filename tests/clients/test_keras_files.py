@@ -58,13 +58,14 @@ def test_that_is_left_out():
 
 
 @has_tests
+@pytest.mark.runs_on("torch")
 @pytest.mark.parametrize("strategy", STRATEGIES[BACKEND])
 def test_what_passes_in_plain_keras_passes_in_the_scope(strategy):
     done = compare(SAMPLE, BACKEND, strategy)
     assert done.is_good, failures(done)
 
 
-@pytest.mark.runs_on("torch")
+@pytest.mark.nightly
 def test_a_difference_is_found(tmp_path):
     (tmp_path / "one_test.py").write_text(OF_OUR_OWN)
     done = compare(["one_test.py"], BACKEND, "mirrored", folder=tmp_path)

@@ -79,7 +79,7 @@ def test_loops(tmp_path):
     assert set(found["counts"]["calls"]) == {"native", "ours"}
 
 
-@pytest.mark.runs_on("torch")
+@pytest.mark.nightly
 def test_workers(tmp_path):
     found = setting_of(tmp_path, "workers")
     others = {"native", "ours", "again", "run", "fit", *WORKERS}
@@ -97,7 +97,7 @@ def test_workers(tmp_path):
             assert GRADIENT_BYTES <= each < 1.5 * GRADIENT_BYTES
 
 
-@pytest.mark.runs_on("torch")
+@pytest.mark.nightly
 def test_memory(tmp_path):
     # Four layers of 32 x 32 + 32, with two slots.
     size = ("--devices", "2", "--params", "4224")

@@ -63,7 +63,7 @@ def check_output(text, prefix=""):
     assert text.count("keras_dist on ") == 1, text[-3000:]
 
 
-@pytest.mark.runs_on("jax")
+@pytest.mark.nightly
 def test_one_machine(script):
     command = shlex.split(commands()[0])
     check_output(run(command, script))

@@ -132,8 +132,6 @@ def test_where_a_users_model_differs_it_says_what_and_ends_with_1(tmp_path):
     assert see_section("The numbers differ") in printed
 
 
-# It shards, beside all that others do.
-@pytest.mark.runs_on("jax")
 def test_all_that_this_backend_has_passes(tmp_path):
     process, found = run_really(tmp_path, "--workers", "2")
     assert process.returncode == 0, process.stdout + process.stderr

@@ -128,17 +128,18 @@ def test_each_has_a_line_in_the_index():
     ]
 
 
-# Where CI runs a notebook. `tox run -e full` runs each on each backend.
+# Where CI runs a notebook. `tox run -e full` runs each on each backend, and the
+# one that takes a minute.
 RUNS_ON = {
     "1": ["jax"],
     "2": ["torch"],
-    "3": ["jax"],
+    "3": ["torch"],
     "4": ["torch"],
     "5": ["torch"],
-    "5b": ["jax"],
+    "5b": [],
     "6a": ["tensorflow"],
-    "6b": ["jax"],
-    "7": ["jax"],
+    "6b": ["torch"],
+    "7": ["torch"],
 }
 
 
