@@ -36,8 +36,7 @@ def divide(config, items):
     backends = TOGETHER[chosen]
     tests, left_out = {}, set()
     for item in items:
-        nightly = item.get_closest_marker("nightly")
-        if nightly and chosen == "one" and BACKEND in (nightly.args or SHARING):
+        if chosen == "one" and item.get_closest_marker("nightly"):
             left_out.add(item)
             continue
         mark = item.get_closest_marker("runs_on")

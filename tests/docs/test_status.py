@@ -13,7 +13,6 @@ from tables import MarkdownTable
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
-@pytest.mark.nightly("jax", "tensorflow")
 @pytest.mark.runs_on("torch")
 def test_the_table_says_what_works(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

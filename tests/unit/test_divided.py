@@ -140,15 +140,11 @@ def test_a_backend_runs_its_own_tests():
 
 
 @pytest.mark.parametrize(
-    ("chosen", "backends", "count"),
-    [("one", (), 0), ("one", OTHERS, 1), ("all", (), 1), (None, (), 1)],
+    ("chosen", "count"), [("one", 0), ("all", 1), (None, 1)]
 )
-def test_nightly_tests_are_left_to_the_night(
-    monkeypatch, chosen, backends, count
-):
+def test_nightly_tests_are_left_to_the_night(monkeypatch, chosen, count):
     (case,) = items = cases({"number": [0]})
-    mark = pytest.mark.nightly(*backends).mark
-    case.get_closest_marker = {"nightly": mark}.get
+    case.get_closest_marker = {"nightly": pytest.mark.nightly.mark}.get
     deselected = []
     config = types.SimpleNamespace(
         option=types.SimpleNamespace(markexpr=""),
