@@ -200,7 +200,7 @@ def test_tables_say_what_the_json_has(invoke, planned):
 def test_what_can_not_be_compiled(
     refused, monkeypatch, tmp_path, model, options, words
 ):
-    (tmp_path / "map.json").write_text(json.dumps(LAYOUTS))
+    (tmp_path / "map.json").write_text(LAYOUTS)
     (tmp_path / "bad.json").write_text("[1]")
     (tmp_path / "other.json").write_text('{"x/kernel": ["logical"]}')
     monkeypatch.chdir(tmp_path)
@@ -221,7 +221,7 @@ def test_a_compiler_that_is_not_installed(refused, monkeypatch):
 def logical(tmp_path):
     """Returns the options of logical devices."""
     path = tmp_path / "map.json"
-    path.write_text(json.dumps(LAYOUTS))
+    path.write_text(LAYOUTS)
     return lambda count: f" --logical-devices {count} --layout-map {path}"
 
 
