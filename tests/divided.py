@@ -25,7 +25,7 @@ TEXTS = ("docs", "tutorials")
 # multiple of 3, so that each value of a parameter can be kept.
 STEPS = (1, 4, 7, 2, 5, 8)
 # TensorFlow takes twice as long as JAX to start.
-RUNNING = (*["torch"] * 3, *["jax"] * 2, "tensorflow")
+RUNNING = (*["torch"] * 4, "jax", "tensorflow")
 
 
 def divide(config, items):
@@ -40,31 +40,37 @@ def divide(config, items):
             left_out.add(item)
             continue
         mark = item.get_closest_marker("runs_on")
-        if mark is None and _is_for_some(item):
+        if mark is None and _may_be_skipped(item):
             continue
         if mark is None:
-            test = (item.path, item.cls, item.originalname)
+            kept = share_of_some if _is_for_some(item) else share
+            test = (kept, item.path, item.cls, item.originalname)
             tests.setdefault(test, []).append(item)
         elif not {*mark.args} & {*backends}:
             left_out.add(item)
     is_smoke = config.option.markexpr == "smoke"
-    for cases in tests.values():
-        kept = share_of_smoke if is_smoke else share
+    for (kept, *_), cases in tests.items():
+        if is_smoke:
+            kept = share_of_smoke if kept is share else lambda all_, _: all_
         left_out |= set(cases).difference(*(kept(cases, b) for b in backends))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
 
 
+def _may_be_skipped(item):
+    """Whether it depends on more than the backend if an item is skipped."""
+    callspec = getattr(item, "callspec", None)
+    # The last is what tests tf.distribute itself.
+    return item.get_closest_marker("skipif") or (
+        callspec is not None and "native" in callspec.id.split("-")
+    )
+
+
 def _is_for_some(item):
-    """Whether PyTorch, which runs all cases, may be unable to run an item."""
-    if item.get_closest_marker("skipif"):
-        return True
+    """Whether PyTorch, which runs all cases, can't run an item."""
     only = [mark.args for mark in item.iter_markers("only_on")]
     callspec = getattr(item, "callspec", None)
     if callspec is not None:
-        # What tests tf.distribute itself.
-        if "native" in callspec.id.split("-"):
-            return True
         values = callspec.params.values()
         only += [getattr(value, "backends", SHARING) for value in values]
     return any("torch" not in backends for backends in only)
@@ -80,6 +86,11 @@ def share_of_smoke(cases, backend):
     ]
 
 
+def share_of_some(cases, backend):
+    """Of a test that PyTorch can't run, a third of the cases if it has many."""
+    return _every(3 if len(cases) > 2 else 1, cases, backend)
+
+
 def share(cases, backend):
     """The cases of one test that a backend's run keeps.
 
@@ -90,7 +101,7 @@ def share(cases, backend):
     own cases, a backend runs a third. One run alone has the tests of all
     backends together.
     """
-    path, name = cases[0].path, cases[0].originalname
+    path = cases[0].path
     # The checkout may lie in a folder of any name.
     folders = path.parts[-path.parts[::-1].index("tests") :]
     if folders[0] == "cross":
@@ -114,11 +125,17 @@ def share(cases, backend):
         return cases
     else:
         count = 6 if folders[0] == "conformance" else 9
+    return _every(count, cases, backend)
+
+
+def _every(count, cases, backend):
+    """Each case of so many, along diagonals of the grid of parameters."""
     # Tests begin with different backends, the same ones in every run.
-    begin = _number(f"{path.name}::{name}") - SHARING.index(backend)
+    name = f"{cases[0].path.name}::{cases[0].originalname}"
+    begin = _number(name) - SHARING.index(backend)
     return [
         case
-        for case, place in zip(cases, places, strict=True)
+        for case, place in zip(cases, _places(cases), strict=True)
         if (_sum(place) + begin) % count == 0
     ]
 

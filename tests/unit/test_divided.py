@@ -139,6 +139,13 @@ def test_a_backend_runs_its_own_tests():
         assert {params["kind"] for params in kept} == {"x", "y"}
 
 
+@pytest.mark.parametrize(("size", "kept"), [(1, 1), (2, 2), (3, 1), (9, 3)])
+def test_what_pytorch_can_not_run_is_run_by_a_third(size, kept):
+    items = cases({"number": [*range(size)]})
+    for backend in OTHERS:
+        assert len(divided.share_of_some(items, backend)) == kept
+
+
 @pytest.mark.parametrize(
     ("chosen", "count"), [("one", 0), ("all", 1), (None, 1)]
 )
