@@ -26,6 +26,7 @@ def _report():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.runs_on("torch")  # the compilers take minutes
 @pytest.mark.parametrize("program", leaving.PROGRAMS)
 def test_nothing_stays_replaced(program):
     assert _report()[program] == []

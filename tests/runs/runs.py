@@ -18,10 +18,10 @@ PROGRAMS = ("clients", "docs", "launch", "tutorials", "workers")
 TRAINING = ("backends", "nothing_lost", "parity", "sharded")
 # Programs wait for each other: what computes goes on beside them.
 LONGEST_FIRST = (
+    "jax-training",
     "torch-programs",
     "tensorflow-training",
     "jax-programs",
-    "jax-training",
     "tensorflow-programs",
     "tensorflow-others",
     "torch-training",

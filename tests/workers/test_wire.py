@@ -63,8 +63,8 @@ def bytes_a_step(workers, dtype="", state="mirrored"):
 WORKERS = pytest.mark.parametrize(
     "workers",
     [
-        pytest.param(2, marks=pytest.mark.runs_on("tensorflow", "torch")),
-        pytest.param(3, marks=pytest.mark.runs_on("jax")),
+        pytest.param(2, marks=pytest.mark.runs_on("torch")),
+        pytest.param(3, marks=pytest.mark.nightly),
     ],
 )
 
