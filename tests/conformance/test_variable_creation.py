@@ -34,7 +34,7 @@ def test_a_copy_on_each_device(api, mirrored, synchronization):
     assert repr(v).startswith(f"{kind}:{{\n  0: <")
     assert copies(v) == [[1.0, 2.0]] * mirrored.num_replicas_in_sync
     assert len(v.values) == mirrored.num_replicas_in_sync
-    if api is keras_dist:
+    if api is keras_dist and is_mirrored:
         assert mirrored.devices_of(v) == mirrored.extended.worker_devices
 
 

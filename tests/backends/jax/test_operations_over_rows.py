@@ -173,7 +173,14 @@ def trained(strategy):
     return dict(zip(OPERATIONS, model.get_weights()[0], strict=True))
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("4 replicas", "central storage"),
+        pytest.param("2 replicas", marks=pytest.mark.nightly),
+        pytest.param("2 replicas of 2 devices", marks=pytest.mark.nightly),
+    ],
+)
 def test_gradients_are_those_of_one_device(kind):
     expected = trained(keras_dist.OneDeviceStrategy("cpu:0"))
     found = trained(STRATEGIES[kind]())

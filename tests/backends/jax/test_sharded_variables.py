@@ -32,6 +32,10 @@ from steps import classifier_step
 from steps import train_step
 
 
+def nightly(*values):
+    return pytest.param(*values, marks=pytest.mark.nightly)
+
+
 def adapted():
     inputs = keras.Input((48,))
     dense = layers.Dense(64, name="adapted")
@@ -45,12 +49,12 @@ def adapted():
 @pytest.mark.parametrize(
     ("make", "optimizer", "num_replicas", "rtol"),
     [
-        (functools.partial(transformer, remat=True), "adamw", 2, 1e-4),
-        (transformer, "muon", 4, 2e-3),
+        nightly(functools.partial(transformer, remat=True), "adamw", 2, 1e-4),
+        nightly(transformer, "muon", 4, 2e-3),
         (convnet, "momentum", 4, 1e-4),
         (convnet, "lamb", 2, 1e-3),
         (recurrent, "scaled", 4, 1e-4),
-        (recurrent, "adafactor", 3, 1e-3),
+        nightly(recurrent, "adafactor", 3, 1e-3),
         (adapted, "momentum", 4, 1e-4),
     ],
 )
@@ -267,8 +271,8 @@ def trained_by_hand(make, optimizer, way, chosen, sharded):
     ("make", "optimizer", "way", "count"),
     [
         # What is not compiled together is compiled for each device.
-        (parts.mlp, "accumulation", "run", 2),
-        (transformer, "adamw", "function", 4),
+        nightly(parts.mlp, "accumulation", "run", 2),
+        nightly(transformer, "adamw", "function", 4),
         (convnet, "momentum", "scan", 4),
     ],
 )
