@@ -12,7 +12,6 @@ import keras_dist
 from keras_dist.errors import RESTART_EXIT_CODE
 from keras_dist.launch.addresses import free_addresses
 from workers.faults import LIMIT
-from workers.faults import go
 from workers.test_faults import start  # noqa: F401
 
 
@@ -32,8 +31,7 @@ def coordinators(address):
 def trained(start):  # noqa: F811
     """Two workers that have trained some steps, and their coordinator."""
     addresses = free_addresses(2)
-    workers = [start(index, addresses) for index in range(2)]
-    go(*workers)
+    workers = start("nowhere", "nowhere", addresses=addresses)
     for worker in workers * 4:
         worker.wait_for("step")
     (coordinator,) = coordinators(addresses[0])
