@@ -80,6 +80,21 @@ def test_model_checkpoint(whole_model, tmp_path):
     _same(outcome)
 
 
+def test_checkpoint_every_few_batches(tmp_path):
+    def outcome(num_replicas):
+        path = tmp_path / f"{num_replicas}.weights.h5"
+        checkpoint = callbacks.ModelCheckpoint(
+            path, save_weights_only=True, save_freq=2
+        )
+        _fit(_model(num_replicas), checkpoint, epochs=1)
+        loaded = _model(None)
+        loaded.optimizer.build(loaded.trainable_variables)
+        loaded.load_weights(path)
+        return state_of(loaded)
+
+    _same(outcome)
+
+
 def _shrinking():
     """What a callback assigns is what the next step starts from."""
 
@@ -159,8 +174,8 @@ def test_a_callback_that_changes_the_training(name):
         assert len(history["loss"]) < 8
         rate = float(to_numpy(model.optimizer.learning_rate))
         assert rate < 0.02 or name not in ("plateau", "scheduler", "shrinking")
-        weights = {} if name == "nan" else flat("w", model.get_weights())
-        return flat("history", history) | weights
+        state = {} if name == "nan" else state_of(model)
+        return flat("history", history) | state
 
     _same(outcome)
 

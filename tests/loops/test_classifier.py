@@ -34,11 +34,17 @@ PARTIAL = (8, 5)
 WEIGHTS = uniform(1)
 
 
-def made(strategy, compiled, global_batch=None, dropout=0.0):
+def averaging():
+    return keras.optimizers.RMSprop(0.01, use_ema=True)
+
+
+def made(
+    strategy, compiled, global_batch=None, dropout=0.0, make_optimizer=adam
+):
     """The parts of the loop: a model, optimizer and metric, and its step."""
     with strategy.scope():
         model = keras.Sequential([mlp(), keras.layers.Dropout(dropout, seed=5)])
-        optimizer = adam()
+        optimizer = make_optimizer()
         accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     @function(compiled)
@@ -123,7 +129,9 @@ def test_evaluation(num_replicas):
 
 def unrolled(strategy, compiled, steps=1):
     """Several steps in a call, if told to."""
-    model, optimizer, accuracy, step = made(strategy, compiled, dropout=0.3)
+    model, optimizer, accuracy, step = made(
+        strategy, compiled, dropout=0.3, make_optimizer=averaging
+    )
     data = batches(strategy, X, Y, sizes=(4, 4, 4, 4, 3))
     losses = []
     if steps == 1:
