@@ -102,14 +102,6 @@ def test_a_shell_completes_what_is_typed(typed, offered):
     assert set(result.stdout.split()) == offered, result.output
 
 
-def test_the_completion_is_shown_for_the_shell_that_is_named():
-    options = ["--show-completion", "bash"]
-    result = CliRunner().invoke(main.app, options, prog_name="keras-dist")
-    assert result.exit_code == 0, result.output
-    assert "complete -o default" in result.stdout
-    assert "_KERAS_DIST_COMPLETE=complete_bash" in result.stdout
-
-
 def commands(group, *names):
     """The words of each command and group, from the application's own list."""
     yield names

@@ -26,7 +26,8 @@ class Without(importlib.machinery.PathFinder):
     @classmethod
     def find_distributions(cls, *args, **kwargs):
         for found in super().find_distributions(*args, **kwargs):
-            if canonical(found.name) not in HIDDEN:
+            # Reading a distribution's metadata for its name takes 3 ms.
+            if canonical(found._normalized_name) not in HIDDEN:
                 yield found
 
 
