@@ -17,15 +17,16 @@ _GROUP = "keras_dist.backends"
 
 @dataclass(frozen=True)
 class InstalledBackend:
-    """A registered backend, whose version is empty if it is not installed."""
+    """A registered backend, whose framework may not be installed."""
 
     name: str  # also of the framework's module
     plugin: str
-    version: str  # the framework's
+    is_installed: bool
 
     @property
-    def is_installed(self) -> bool:
-        return bool(self.version)
+    def version(self) -> str:
+        """The framework's version: looking for it can take a second."""
+        return version_of(self.name) if self.is_installed else ""
 
     @property
     def fix(self) -> str:
@@ -42,9 +43,7 @@ def backends() -> list[InstalledBackend]:
     """Returns all registered backends, sorted by name."""
     found = {each.name: each.value for each in entry_points(group=_GROUP)}
     return [
-        InstalledBackend(
-            name, found[name], version_of(name) if find_spec(name) else ""
-        )
+        InstalledBackend(name, found[name], find_spec(name) is not None)
         for name in sorted(found)
     ]
 
