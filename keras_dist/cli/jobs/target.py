@@ -200,8 +200,8 @@ def _labels_of(model: keras.Model, rows: int) -> Any:
     if isinstance(outputs, dict):
         by_name = losses if isinstance(losses, dict) else {}
         return {
-            key: described(each, by_name.get(key, losses))
-            for key, each in outputs.items()
+            key: described(output, by_name.get(key, losses))
+            for key, output in outputs.items()
         }
     if isinstance(outputs, (list, tuple)):
         several = losses
