@@ -30,8 +30,8 @@ from keras_dist.strategies.one_device import OneDeviceStrategy
 from keras_dist.strategies.strategy import Strategy
 from keras_dist.tools import counting
 from keras_dist.tools.users_function import called
+from keras_dist.tools.users_function import error_line
 from keras_dist.tools.users_function import function_of
-from keras_dist.tools.users_function import told
 
 # The model that is measured unless the user names another one, and its name.
 _OWN_MODEL = "keras_dist.cli.jobs.digits:make_with_arrays", "digits"
@@ -97,7 +97,7 @@ def users_task(spec: str, rows: int) -> Task:
         raise ValueError(
             f"--model {spec}: plain Keras can't train the model on its data. "
             f"`model.fit` with one batch of {rows} rows of `x` and `y` failed "
-            f"with {told(error)}"
+            f"with {error_line(error)}"
         ) from error
     return task
 
