@@ -56,10 +56,12 @@ def _imported_versions() -> dict[str, str]:
     name = keras.backend.backend()
     # Not each backend of Keras has a framework, with a version.
     versions = {
-        each: getattr(sys.modules.get(each), "__version__", "")
-        for each in ("keras", name)
+        package: getattr(sys.modules.get(package), "__version__", "")
+        for package in ("keras", name)
     }
-    return {each: version for each, version in versions.items() if version}
+    return {
+        package: version for package, version in versions.items() if version
+    }
 
 
 def _set_up() -> None:
@@ -81,9 +83,9 @@ def _set_up() -> None:
 
     context.register_default(_default_strategy)
     front_end.register_hooks(_hooks)
-    found = place()
+    detected = place()
     # Elsewhere, `fit` is imported when it is needed.
-    if found is not None and found[0].number > 1:
+    if detected is not None and detected[0].number > 1:
         from keras_dist.fit.hooks import watch_training
 
         watch_training()

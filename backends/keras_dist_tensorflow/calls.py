@@ -60,7 +60,7 @@ class Calls(SignsOfLife):
 
     def _look(self) -> None:
         assert self.recorder is not None
-        told, self._told = self._told, self.recorder.told()
+        told, self._told = self._told, self.recorder.line()
         if told == self._told:
             super()._look()
 

@@ -30,8 +30,8 @@ from keras_dist.strategies.one_device import OneDeviceStrategy
 from keras_dist.strategies.strategy import Strategy
 from keras_dist.tools import counting
 from keras_dist.tools.users_function import called
+from keras_dist.tools.users_function import error_line
 from keras_dist.tools.users_function import function_of
-from keras_dist.tools.users_function import told
 
 # The model that is measured unless the user names another one, and its name.
 _OWN_MODEL = "keras_dist.cli.jobs.digits:make_with_arrays", "digits"
@@ -69,7 +69,7 @@ class Task:
             self._repeated = (
                 steps,
                 keras.tree.map_structure(
-                    lambda each: np.resize(each, (rows, *each.shape[1:])),
+                    lambda array: np.resize(array, (rows, *array.shape[1:])),
                     (self.x, self.y),
                 ),
             )
@@ -81,7 +81,7 @@ def users_task(spec: str, rows: int) -> Task:
     function = function_of(spec)
     keras.utils.set_random_seed(0)
     model, x, y = _checked(spec, called(spec, function))
-    lengths = {len(each) for each in keras.tree.flatten((x, y))}
+    lengths = {len(array) for array in keras.tree.flatten((x, y))}
     if len(lengths) > 1 or min(lengths) < rows:
         raise ValueError(
             f"--model {spec}: all arrays must have the same number of rows, "
@@ -97,7 +97,7 @@ def users_task(spec: str, rows: int) -> Task:
         raise ValueError(
             f"--model {spec}: plain Keras can't train the model on its data. "
             f"`model.fit` with one batch of {rows} rows of `x` and `y` failed "
-            f"with {told(error)}"
+            f"with {error_line(error)}"
         ) from error
     return task
 
@@ -219,9 +219,9 @@ def measure_fit(
         **{other: make() for other, make in (others or {}).items()},
     }
     losses = {}
-    for each, arm in arms.items():
+    for arm_name, arm in arms.items():
         arm(measure.FEW)
-        losses[each] = arm(1)
+        losses[arm_name] = arm(1)
     counts = _counts(arms, name, strategy)
     steps = measure.steps_that_take(arms[BASE], seconds)
     # The data that all arms share is made before the first one is timed.
@@ -234,7 +234,7 @@ def measure_fit(
         times=measure.time_arms(arms, steps, rounds, on_round),
         losses=losses,
         counts=counts,
-        pairs=[(name, each) for each in {BASE: None, **(others or {})}],
+        pairs=[(name, arm_name) for arm_name in {BASE: None, **(others or {})}],
         base=BASE,
     )
 
@@ -245,8 +245,12 @@ def _counts(
     """Counts calls, collectives and bytes of a step, where it is cheap."""
     calls: dict[str, float | None] = {}
     met: dict[str, float | None] = {}
-    for each in [each for each in arms if each != measure.AGAIN]:
-        calls[each], met[each] = measure.calls_a_step(arms[each], _rendezvous())
+    for arm_name in [
+        arm_name for arm_name in arms if arm_name != measure.AGAIN
+    ]:
+        calls[arm_name], met[arm_name] = measure.calls_a_step(
+            arms[arm_name], _rendezvous()
+        )
     ours = arms[name]
     assert isinstance(ours, FitArm)
     placement = counting.placement_of(strategy.plan)

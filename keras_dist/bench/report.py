@@ -69,8 +69,11 @@ def show(
 ) -> None:
     """Prints tables of all measurements, then what they mean."""
     console = Console(highlight=False)
-    for each in measured:
-        for made in (_ratio_table(each), _arm_table(each, columns)):
+    for measurement in measured:
+        for made in (
+            _ratio_table(measurement),
+            _arm_table(measurement, columns),
+        ):
             console.print(made)
             console.print()
     least, most = measure.NOISE
@@ -87,7 +90,7 @@ def show(
 
 def machine_text(head: dict[str, Any]) -> str:
     """Returns a sentence with the versions and the machine of a header."""
-    versions = [f"{name} {each}" for name, each in head["versions"].items()]
+    versions = [f"{name} {number}" for name, number in head["versions"].items()]
     return f"{', '.join(versions)}; {head['machine']}."
 
 
@@ -104,27 +107,30 @@ def loss_notes(measured: measure.Measurement) -> list[str]:
     ]
 
 
-def _ratio_table(each: measure.Measurement) -> Table:
+def _ratio_table(measurement: measure.Measurement) -> Table:
     """Returns a table with a row for each comparison."""
-    devices = tables.names_text(each.devices)
+    devices = tables.names_text(measurement.devices)
     return tables.table(
-        f"{each.model} on {devices}, {each.rows} rows: ratio of step times",
+        f"{measurement.model} on {devices}, {measurement.rows} rows: "
+        "ratio of step times",
         ("Compared", tables.WORD),
         ("Ratio", tables.NUMBER),
         ("A/A", tables.NUMBER),
         ("Verdict", tables.WORD),
         rows=[
-            (row.name, str(row.ratio), str(each.noise), row.verdict)
-            for row in each.comparisons()
+            (row.name, str(row.ratio), str(measurement.noise), row.verdict)
+            for row in measurement.comparisons()
         ],
     )
 
 
 def _arm_table(
-    each: measure.Measurement, columns: Mapping[str, Column]
+    measurement: measure.Measurement, columns: Mapping[str, Column]
 ) -> Table:
     """Returns a table with each arm's time and counts."""
-    shown = {name: columns[name] for name in columns if name in each.counts}
+    shown = {
+        name: columns[name] for name in columns if name in measurement.counts
+    }
     return tables.table(
         "Of a step",
         ("Arm", tables.WORD),
@@ -135,11 +141,11 @@ def _arm_table(
                 arm,
                 _text(float(np.median(times)), 1e-3, 3),
                 *(
-                    _text(each.counts[name].get(arm), unit, digits)
+                    _text(measurement.counts[name].get(arm), unit, digits)
                     for name, (_, unit, digits) in shown.items()
                 ),
             )
-            for arm, times in each.times.items()
+            for arm, times in measurement.times.items()
             if arm != measure.AGAIN
         ],
     )

@@ -31,9 +31,9 @@ class CliCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {
             name
-            for each in self.params
-            if each.metavar == OPTIONAL_FILE
-            for name in each.opts
+            for parameter in self.params
+            if parameter.metavar == OPTIONAL_FILE
+            for name in parameter.opts
         }
         return super().parse_args(ctx, with_left_out_files(args, names))
 
@@ -47,9 +47,9 @@ class CliGroup(TyperGroup):
 
 def without_types_of_flags(params: Any) -> Any:
     """Makes help show `--help`, and not `--help <bool>`; returns `params`."""
-    for each in params:
-        if getattr(each, "is_flag", False):
-            each.metavar = ""
+    for parameter in params:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
     return params
 
 

@@ -19,7 +19,7 @@ CPU_ONLY = {"CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
 
 def installed_backends() -> list[str]:
     """Returns the names of backends whose framework is installed."""
-    return [each.name for each in backends() if each.is_installed]
+    return [backend.name for backend in backends() if backend.is_installed]
 
 
 # The option of all commands that train or count with one backend.
@@ -41,7 +41,7 @@ def fail(message: str) -> NoReturn:
 
 def check_backend(name: str, source: str) -> None:
     """Ends the command unless keras_dist has a backend of this name."""
-    known = [each.name for each in backends()]
+    known = [backend.name for backend in backends()]
     if name not in known:
         fail(
             f"keras_dist has no backend {name!r} (from {source}). It has: "
@@ -54,19 +54,19 @@ def select_backend(name: str | None) -> str:
 
     Without a name, it is KERAS_BACKEND's, else the first that is installed.
     """
-    found = {each.name: each for each in backends()}
+    by_name = {backend.name: backend for backend in backends()}
     installed = [*installed_backends(), ""]
     wanted = name or os.environ.get(BACKEND_VARIABLE) or installed[0]
     if not wanted:
         fail(
-            f"none of {', '.join(found)} is installed. Install one with its "
+            f"none of {', '.join(by_name)} is installed. Install one with its "
             "extra, for example: pip install 'keras-dist[jax]'"
         )
     check_backend(wanted, "--backend" if name else BACKEND_VARIABLE)
-    if not found[wanted].is_installed:
+    if not by_name[wanted].is_installed:
         fail(
             f"the backend {wanted!r} is not installed. Install it with: "
-            f"{found[wanted].fix}"
+            f"{by_name[wanted].fix}"
         )
     os.environ[BACKEND_VARIABLE] = wanted
     # TensorFlow logs CPU flags and absent GPUs at every start. Errors that come

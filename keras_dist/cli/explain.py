@@ -58,15 +58,19 @@ def sections() -> dict[str, str]:
 def errors_of(title: str) -> list[str]:
     """Returns the names of the errors whose messages name a section."""
     classes = {name: getattr(errors, name) for name in errors.__all__}
-    return [name for name, each in classes.items() if each.section == title]
+    return [
+        name
+        for name, error_class in classes.items()
+        if error_class.section == title
+    ]
 
 
 def titles_by_name() -> dict[str, str]:
     """Returns the title of a section by each key that a user may write."""
-    found = {errors.anchor_of(title): title for title in sections()}
+    titles = {errors.anchor_of(title): title for title in sections()}
     for title in sections():
-        found |= {name.lower(): title for name in errors_of(title)}
-    return found
+        titles |= {name.lower(): title for name in errors_of(title)}
+    return titles
 
 
 def _key(name: str) -> str:
@@ -77,7 +81,7 @@ def _key(name: str) -> str:
 
 def _no_section(name: str, titles: dict[str, str]) -> str:
     near = difflib.get_close_matches(_key(name), titles, cutoff=0.5)
-    anchors = dict.fromkeys(errors.anchor_of(titles[each]) for each in near)
+    anchors = dict.fromkeys(errors.anchor_of(titles[key]) for key in near)
     meant = f" Did you mean {' or '.join(anchors)}?" if anchors else ""
     return (
         f"the page about errors has no section {name!r}. Expected: the title "

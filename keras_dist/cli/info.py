@@ -34,10 +34,10 @@ def gather(timeout: float) -> dict[str, Any]:
     """Returns the whole report, in types that JSON has."""
     known = backends()
     with ThreadPoolExecutor(max(1, len(known))) as threads:
-        seen = list(threads.map(lambda each: look(each, timeout), known))
+        seen = list(threads.map(lambda backend: look(backend, timeout), known))
     masks = Masks(os.environ)
     name, why = picked_by_keras()
-    by_name = {each["name"]: each for each in seen}
+    by_name = {state["name"]: state for state in seen}
     first = next((e["name"] for e in seen if e["version"]), None)
     keras = version_of("keras")
     return {
@@ -49,7 +49,7 @@ def gather(timeout: float) -> dict[str, Any]:
         "keras_support": support_of("keras", keras),
         "numpy": version("numpy"),
         # JAX's compiler for TPUs has a name of its own.
-        "packages": related([*(each.name for each in known), "libtpu"]),
+        "packages": related([*(backend.name for backend in known), "libtpu"]),
         "picked": {
             "backend": name,
             "reason": why,
@@ -57,12 +57,12 @@ def gather(timeout: float) -> dict[str, Any]:
             "commands_take": os.environ.get(BACKEND_VARIABLE) or first,
         },
         "backends": [
-            {key: value for key, value in each.items() if key != "cluster"}
-            for each in seen
+            {key: value for key, value in state.items() if key != "cluster"}
+            for state in seen
         ],
         "coordinators": {
-            each.name: each.value
-            for each in entry_points(group="keras_dist.coordinators")
+            entry_point.name: entry_point.value
+            for entry_point in entry_points(group="keras_dist.coordinators")
         },
         "virtual_devices": os.environ.get(_VIRTUAL) or None,
         "cluster": _cluster(seen, masks),
@@ -72,7 +72,7 @@ def gather(timeout: float) -> dict[str, Any]:
 
 def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
     """Returns the state of a backend, and its devices if it starts in time."""
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         **dataclasses.asdict(backend),
         "support": support_of(backend.name, backend.version)
         if backend.is_installed
@@ -83,17 +83,17 @@ def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
         "devices": [],
     }
     if not backend.is_installed:
-        return found | {"problem": "not installed", "fix": backend.fix}
+        return state | {"problem": "not installed", "fix": backend.fix}
     try:
         with Child(backend.name) as child:
             seen = child.answer(timeout)
     except ChildError as error:
-        return found | {
+        return state | {
             "problem": f"can't be used, {error.summary}",
             "last_lines": error.lines,
             "fix": backend.repair,
         }
-    return found | {
+    return state | {
         "works": True,
         "devices": seen["devices"],
         "shards_optimizer": seen["shards_optimizer"],
@@ -111,19 +111,23 @@ def problem_of(name: str | None, by_name: Mapping[str, Any]) -> str:
             f"keras_dist has no backend '{name}'. Set KERAS_BACKEND to one of "
             f"{', '.join(by_name)}."
         )
-    found = by_name[name]
-    others = [other for other, each in by_name.items() if each["works"]]
+    state = by_name[name]
+    others = [
+        other for other, other_state in by_name.items() if other_state["works"]
+    ]
     choice = f", or KERAS_BACKEND={others[0]}" if others else ""
-    return f"{name}: {found['problem']}. Try: {found['fix']}{choice}"
+    return f"{name}: {state['problem']}. Try: {state['fix']}{choice}"
 
 
 def _cluster(seen: list[dict[str, Any]], masks: Masks) -> dict[str, Any]:
-    found = next((each["cluster"] for each in seen if "cluster" in each), None)
-    if found is None:
-        found = {"error": "only a working backend can tell"}
+    cluster = next(
+        (state["cluster"] for state in seen if "cluster" in state), None
+    )
+    if cluster is None:
+        cluster = {"error": "only a working backend can tell"}
     return {"variables": cluster_variables()} | {
         key: masks(value) if isinstance(value, str) else value
-        for key, value in found.items()
+        for key, value in cluster.items()
     }
 
 
@@ -132,26 +136,27 @@ def show_problem(console: Console, problem: str) -> None:
         console.print(Text(f"Problem: {problem}", style="bold red"))
 
 
-def show(console: Console, found: dict[str, Any]) -> None:
-    picked = found["picked"]
+def show(console: Console, report: dict[str, Any]) -> None:
+    picked = report["picked"]
     pairs = {
-        "keras_dist": found["keras_dist"],
-        "Keras": f"{_supported(found['keras'], found['keras_support'])}, "
-        f"NumPy {found['numpy']}",
-        "Python": found["python"],
-        "Platform": f"{found['platform']}, {found['cpu_cores']} CPU cores",
+        "keras_dist": report["keras_dist"],
+        "Keras": f"{_supported(report['keras'], report['keras_support'])}, "
+        f"NumPy {report['numpy']}",
+        "Python": report["python"],
+        "Platform": f"{report['platform']}, {report['cpu_cores']} CPU cores",
         "Keras takes": f"{picked['backend'] or '?'} ({picked['reason']})",
         "Commands take": picked["commands_take"] or "nothing",
-        "Virtual devices": found["virtual_devices"] or f"{_VIRTUAL} is not set",
+        "Virtual devices": report["virtual_devices"]
+        or f"{_VIRTUAL} is not set",
     }
     console.print(tables.pairs_table(pairs))
     show_problem(console, picked["problem"])
     console.print()
-    _show_backends(console, found["backends"])
+    _show_backends(console, report["backends"])
     console.print()
-    _show_cluster(console, found["cluster"])
-    _titled(console, "Packages", found["packages"])
-    _titled(console, "Environment variables", found["variables"])
+    _show_cluster(console, report["cluster"])
+    _titled(console, "Packages", report["packages"])
+    _titled(console, "Environment variables", report["variables"])
 
 
 def _supported(shown: str, support: str | None) -> str:
@@ -159,28 +164,32 @@ def _supported(shown: str, support: str | None) -> str:
     return f"{shown} ({support})" if support else shown
 
 
-def _show_backends(console: Console, found: list[dict[str, Any]]) -> None:
+def _show_backends(console: Console, states: list[dict[str, Any]]) -> None:
     heads = ("Name", "Version", "Devices", "Plugin")
     made = tables.table("Backends", *((head, tables.WORDS) for head in heads))
-    for each in found:
-        state = tables.names_text(each["devices"]) if each["works"] else "none"
-        shown = _supported(each["version"] or "none", each["support"])
-        made.add_row(each["name"], shown, state, each["plugin"])
+    for state in states:
+        names = (
+            tables.names_text(state["devices"]) if state["works"] else "none"
+        )
+        shown = _supported(state["version"] or "none", state["support"])
+        made.add_row(state["name"], shown, names, state["plugin"])
     console.print(made)
-    for each in found:
-        if each["problem"]:
+    for state in states:
+        if state["problem"]:
             console.print(
-                Text(f"{each['name']}: {each['problem']}. Try: {each['fix']}")
+                Text(
+                    f"{state['name']}: {state['problem']}. Try: {state['fix']}"
+                )
             )
-    works = [each for each in found if each["works"]]
-    devices = [device for each in works for device in each["devices"]]
+    works = [state for state in states if state["works"]]
+    devices = [device for state in works for device in state["devices"]]
     if works and all(device.startswith("cpu:") for device in devices):
         console.print("No backend sees an accelerator.")
 
 
 def _show_cluster(console: Console, cluster: dict[str, Any]) -> None:
-    told = cluster.get("reason") or cluster.get("error", "unknown")
-    console.print(Text(f"Cluster: {told}"))
+    reason = cluster.get("reason") or cluster.get("error", "unknown")
+    console.print(Text(f"Cluster: {reason}"))
     if cluster["variables"]:
         console.print(tables.pairs_table(cluster["variables"]))
     console.print()

@@ -182,10 +182,10 @@ def info(
     from keras_dist.cli.info import show
 
     check_folder("--json", json)
-    found = gather(timeout)
+    report = gather(timeout)
     if not is_stdout(json):
-        show(Console(highlight=False, soft_wrap=False), found)
-    write_json(json, found)
+        show(Console(highlight=False, soft_wrap=False), report)
+    write_json(json, report)
 
 
 app.command(cls=CliCommand)(explain)

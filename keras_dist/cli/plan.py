@@ -289,10 +289,10 @@ def _compile(
     computed = as_json(load, choice)
     if arguments:  # the rest is for replicas of one device
         computed = {"load": computed["load"]}
-    found = programs_json(target, programs) | computed
+    report = programs_json(target, programs) | computed
     if not is_stdout(json):
         show_programs(console, what, target, programs, load)
-    write_json(json, found)
+    write_json(json, report)
 
 
 def _logical(

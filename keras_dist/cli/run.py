@@ -139,9 +139,9 @@ def run(
     screen = Screen(sys.stdout, sys.stderr)
     if notice is not None:
         screen.say(notice)
-    own = layout.num_local
-    of = "" if own == workers else f" of {workers}"
-    screen.wait(f"Starting {own}{of} worker{'' if workers == 1 else 's'}")
+    num_local = layout.num_local
+    of = "" if num_local == workers else f" of {workers}"
+    screen.wait(f"Starting {num_local}{of} worker{'' if workers == 1 else 's'}")
     try:
         with tempfile.TemporaryDirectory(prefix="keras-dist-") as folder:
             job = Job(

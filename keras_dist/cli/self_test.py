@@ -82,9 +82,11 @@ def self_test(
     results: list[trial.RowResult] = []
     seen: dict[str, Any] = {}
     with console.status("") as progress:
-        for each in chosen:
-            rows = trial.CommandTrial(each, settings, progress, results)
-            seen[each.name] = rows.run()
+        for chosen_backend in chosen:
+            rows = trial.CommandTrial(
+                chosen_backend, settings, progress, results
+            )
+            seen[chosen_backend.name] = rows.run()
     problem = info.problem_of(
         picked or None, trial.states_of(results, list(seen))
     )
@@ -100,20 +102,20 @@ def self_test(
 def _chosen(name: str) -> list[InstalledBackend]:
     known = backends()
     if name != ALL:
-        found = [each for each in known if each.name == name]
-        if not found:
-            names = ", ".join(each.name for each in known)
+        matching = [backend for backend in known if backend.name == name]
+        if not matching:
+            names = ", ".join(backend.name for backend in known)
             fail(
                 f"keras_dist has no backend {name!r}. It has: {names}, or all."
             )
-        if not found[0].is_installed:
+        if not matching[0].is_installed:
             fail(
                 f"the backend {name!r} is not installed. Install it with: "
-                f"{found[0].fix}"
+                f"{matching[0].fix}"
             )
-        return found
-    if not any(each.is_installed for each in known):
-        fixes = ", or ".join(each.fix for each in known)
+        return matching
+    if not any(backend.is_installed for backend in known):
+        fixes = ", or ".join(backend.fix for backend in known)
         fail(f"no backend is installed. Install one: {fixes}")
     return known
 
@@ -125,15 +127,15 @@ def _say_what_there_is(console: Any, seen: dict[str, Any]) -> None:
     from keras_dist.planning.tables import names_text
 
     masks = Masks(os.environ)
-    found = {name: each for name, each in seen.items() if each is not None}
-    for name, each in found.items():
-        console.print(Text(f"{name} sees {names_text(each['devices'])}"))
+    states = {name: state for name, state in seen.items() if state is not None}
+    for name, state in states.items():
+        console.print(Text(f"{name} sees {names_text(state['devices'])}"))
     cluster: dict[str, Any] = next(
-        (each["cluster"] for each in found.values()), {}
+        (state["cluster"] for state in states.values()), {}
     )
     if cluster:
-        told = cluster.get("reason") or cluster["error"]
-        console.print(Text(f"Cluster: {masks(told)}"))
+        reason = cluster.get("reason") or cluster["error"]
+        console.print(Text(f"Cluster: {masks(reason)}"))
     console.print()
 
 
@@ -142,5 +144,9 @@ def _versions(chosen: list[InstalledBackend]) -> dict[str, str]:
         "keras-dist": version("keras-dist"),
         "keras": version_of("keras"),
         "python": platform.python_version(),
-        **{each.name: each.version for each in chosen if each.is_installed},
+        **{
+            backend.name: backend.version
+            for backend in chosen
+            if backend.is_installed
+        },
     }

@@ -275,21 +275,21 @@ _STYLES = {
 def report_of(results: Sequence[RowResult]) -> tables.TableReport:
     """Returns a table, the output of what failed, and a count by status."""
     rows, notes = [], []
-    for each in results:
-        to_do = f". To do: {each.fix}" if each.fix else ""
+    for result in results:
+        to_do = f". To do: {result.fix}" if result.fix else ""
         rows.append(
             (
-                each.backend,
-                Text(each.name),
-                Text(each.status, style=_STYLES[each.status]),
-                f"{each.seconds:.0f} s" if each.seconds else "",
-                Text(f"{each.details.rstrip('.')}{to_do}"),
+                result.backend,
+                Text(result.name),
+                Text(result.status, style=_STYLES[result.status]),
+                f"{result.seconds:.0f} s" if result.seconds else "",
+                Text(f"{result.details.rstrip('.')}{to_do}"),
             )
         )
-        if each.last_lines:
-            what = "last lines" if each.report is None else "what differs"
-            notes.append(f"{each.backend}, {each.name}: {what}")
-            notes.append(f"{each.last_lines}\n")
+        if result.last_lines:
+            what = "last lines" if result.report is None else "what differs"
+            notes.append(f"{result.backend}, {result.name}: {what}")
+            notes.append(f"{result.last_lines}\n")
     counts = [f"{number_of(results, status)} {status}" for status in Status]
     made = tables.table(
         "",
@@ -304,7 +304,7 @@ def report_of(results: Sequence[RowResult]) -> tables.TableReport:
 
 
 def number_of(results: Sequence[RowResult], status: Status) -> int:
-    return sum(each.status == status for each in results)
+    return sum(result.status == status for result in results)
 
 
 def states_of(
@@ -314,13 +314,13 @@ def states_of(
     states: dict[str, dict[str, Any]] = {
         name: {"works": True} for name in names
     }
-    for each in results:
-        if each.name == STARTS:
-            is_there = each.status == Status.FAILED
-            states[each.backend] = {
+    for result in results:
+        if result.name == STARTS:
+            is_there = result.status == Status.FAILED
+            states[result.backend] = {
                 "works": False,
-                "problem": "can't be used, " * is_there + each.details,
-                "fix": each.fix,
+                "problem": "can't be used, " * is_there + result.details,
+                "fix": result.fix,
             }
     return states
 
@@ -336,6 +336,6 @@ def as_json(
         "versions": versions,
         "backends": seen,
         "problem": problem,
-        "results": [dataclasses.asdict(each) for each in results],
+        "results": [dataclasses.asdict(result) for result in results],
         **{str(s): number_of(results, s) for s in Status},
     }

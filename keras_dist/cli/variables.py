@@ -96,7 +96,7 @@ class Masks:
 
     def __call__(self, text: str) -> str:
         """Returns the text without names of hosts, users and passwords."""
-        text = self._known.sub(lambda found: self._name(found[0]), text)
+        text = self._known.sub(lambda match: self._name(match[0]), text)
         return _USER.sub("(not shown)@", text)
 
     def _note(self, address: str) -> None:

@@ -83,8 +83,8 @@ class ClusterResolver(ABC):
             empty if there are only CPUs.
         """
         if task_type is not None and task_id is not None:
-            own = (self.task_type, self.task_id)
-            if (task_type, task_id) != own:
+            local_task = (self.task_type, self.task_id)
+            if (task_type, task_id) != local_task:
                 return Counter()
         return local_accelerators()
 

@@ -112,9 +112,9 @@ class TPUClusterResolver(ClusterResolver):
         if self._tpu in _HERE:
             return ClusterSpec({})
         addresses = (
-            self._found()
+            self._node_addresses()
             if self._node
-            else [_address(each) for each in self._tpu.split(",")]
+            else [_address(address) for address in self._tpu.split(",")]
         )
         return ClusterSpec(
             {str(self.task_type): addresses, **self._coordinator}
@@ -166,7 +166,7 @@ class TPUClusterResolver(ClusterResolver):
             return {"TPU": len(list_devices("cpu"))}
         return {"TPU": local_accelerators().get("TPU", 0)}
 
-    def _found(self) -> list[str]:
+    def _node_addresses(self) -> list[str]:
         nodes = self._service.projects().locations().nodes()
         try:
             node = nodes.get(name=self._node).execute()

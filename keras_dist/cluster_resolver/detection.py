@@ -62,29 +62,31 @@ def detect(
     present = _present(environ)
     if not present:
         return None, _alone(environ)
-    (resolver, found), *others = present
-    told = str(resolver._place(environ))
-    reason = f"{found}: {told}"
-    for other, also_found in others:
-        reason += f"; ignored: {also_found}"
-        other_told = _quietly(other, environ)
-        if other_told != told:
-            reason += f", which contradicts it ({other_told})"
+    (resolver, evidence), *others = present
+    place_text = str(resolver._place(environ))
+    reason = f"{evidence}: {place_text}"
+    for other, other_evidence in others:
+        reason += f"; ignored: {other_evidence}"
+        other_text = _quietly(other, environ)
+        if other_text != place_text:
+            reason += f", which contradicts it ({other_text})"
     return resolver.reading(environ), reason
 
 
 def place(environ: Environ = os.environ) -> tuple[Place, str] | None:
     """Returns this process' `Place`, and how its launcher is recognized."""
-    for resolver, found in _present(environ)[:1]:
+    for resolver, evidence in _present(environ)[:1]:
         with contextlib.suppress(ClusterError):
-            return resolver._place(environ), found
+            return resolver._place(environ), evidence
     return None
 
 
 def _present(environ: Environ) -> list[tuple[type[EnvironmentResolver], str]]:
     """Returns the launchers whose variables are set, and how that is known."""
     return [
-        (each, found) for each in _RESOLVERS if (found := each._found(environ))
+        (resolver, evidence)
+        for resolver in _RESOLVERS
+        if (evidence := resolver._evidence(environ))
     ]
 
 

@@ -41,7 +41,7 @@ class EnvironmentResolver(ClusterResolver):
 
     @classmethod
     @abstractmethod
-    def _found(cls, environ: MutableMapping[str, str]) -> str:
+    def _evidence(cls, environ: MutableMapping[str, str]) -> str:
         """Returns how the launcher is recognized, "" without it."""
 
     @classmethod
@@ -193,7 +193,7 @@ class TFConfigClusterResolver(EnvironmentResolver):
         self._environment = environment
 
     @classmethod
-    def _found(cls, environ: MutableMapping[str, str]) -> str:
+    def _evidence(cls, environ: MutableMapping[str, str]) -> str:
         with contextlib.suppress(ClusterError):
             if not cls.reading(environ).cluster_spec():
                 return ""

@@ -101,30 +101,35 @@ class KubernetesClusterResolver(ClusterResolver):
 
     def own_task(self) -> tuple[str | None, int | None]:
         """Returns the task of the pod `POD_NAME`."""
-        own = os.environ.get("POD_NAME")
-        if not own:
+        pod_name = os.environ.get("POD_NAME")
+        if not pod_name:
             return None, None
         for job, pods in self._pods().items():
             names = [pod.metadata.name for pod in pods]
-            if own in names:
-                return job, names.index(own)
+            if pod_name in names:
+                return job, names.index(pod_name)
         raise ClusterError(
             "The selected pods do not include this pod. Received: "
-            f"POD_NAME={own!r} and job_to_label_mapping={self._selectors}. "
+            f"POD_NAME={pod_name!r} and "
+            f"job_to_label_mapping={self._selectors}. "
             "Choose labels that this pod has too."
         )
 
     def _pods(self) -> dict[str, list[Any]]:
         return {
-            job: [pod for each in selectors for pod in self._selected(each)]
+            job: [
+                pod
+                for selector in selectors
+                for pod in self._selected(selector)
+            ]
             for job, selectors in self._selectors.items()
         }
 
     def _selected(self, selector: str) -> list[Any]:
-        found = self._client.list_pod_for_all_namespaces(
+        pod_list = self._client.list_pod_for_all_namespaces(
             label_selector=selector
         )
-        pods = sorted(found.items, key=lambda pod: pod.metadata.name)
+        pods = sorted(pod_list.items, key=lambda pod: pod.metadata.name)
         for pod in pods:
             if pod.status.phase != "Running":
                 raise RuntimeError(

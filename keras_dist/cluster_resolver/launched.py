@@ -44,9 +44,11 @@ class WorkersResolver(EnvironmentResolver):
             if number < 2:
                 continue
             position = self._count(rank, "the launcher")
-            own = share(gpus(self._environ), position, number)
-            if own:
-                self._environ[VISIBLE] = self._environ[_TAKEN] = ",".join(own)
+            local_gpus = share(gpus(self._environ), position, number)
+            if local_gpus:
+                self._environ[VISIBLE] = self._environ[_TAKEN] = ",".join(
+                    local_gpus
+                )
             return
 
     def own_task(self) -> tuple[str | None, int | None]:
@@ -120,7 +122,7 @@ class TorchrunClusterResolver(WorkersResolver):
     _local = (("LOCAL_RANK", "LOCAL_WORLD_SIZE"),)
 
     @classmethod
-    def _found(cls, environ: MutableMapping[str, str]) -> str:
+    def _evidence(cls, environ: MutableMapping[str, str]) -> str:
         if all(environ.get(name) for name in _TORCHRUN):
             return "torchrun's RANK and WORLD_SIZE are set"
         return ""
@@ -193,7 +195,7 @@ class KerasDistClusterResolver(WorkersResolver):
     """
 
     @classmethod
-    def _found(cls, environ: MutableMapping[str, str]) -> str:
+    def _evidence(cls, environ: MutableMapping[str, str]) -> str:
         return f"{WORKERS} is set" if environ.get(WORKERS) else ""
 
     @classmethod
@@ -290,7 +292,7 @@ class MPIClusterResolver(WorkersResolver):
     )
 
     @classmethod
-    def _found(cls, environ: MutableMapping[str, str]) -> str:
+    def _evidence(cls, environ: MutableMapping[str, str]) -> str:
         for rank, size in _RANKS:
             if environ.get(size, "1") != "1":
                 return f"MPI's {rank} and {size} are set"

@@ -41,7 +41,7 @@ class RayTrainClusterResolver(WorkersResolver):
     """
 
     @classmethod
-    def _found(cls, environ: MutableMapping[str, str]) -> str:
+    def _evidence(cls, environ: MutableMapping[str, str]) -> str:
         context = _context() if environ is os.environ else None
         if context is None or (context.get_world_size() or 1) == 1:
             return ""
@@ -85,12 +85,12 @@ def _leader(place: Place) -> str:
             "workers tell each other their addresses. Install a newer one, or "
             "set KERAS_DIST_WORKERS and KERAS_DIST_WORKER_INDEX on each worker."
         ) from error
-    own = None
+    address = None
     if place.index == 0:
         util: Any = importlib.import_module("ray.util")
         host = util.get_node_ip_address()
-        own = host_port(host, _free_port(host), "Ray's first worker")
-    return str(collective.broadcast_from_rank_zero(own))
+        address = host_port(host, _free_port(host), "Ray's first worker")
+    return str(collective.broadcast_from_rank_zero(address))
 
 
 def _free_port(host: str) -> int:

@@ -206,7 +206,7 @@ class SlurmClusterResolver(EnvironmentResolver):
         )
 
     @classmethod
-    def _found(cls, environ: MutableMapping[str, str]) -> str:
+    def _evidence(cls, environ: MutableMapping[str, str]) -> str:
         tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
         # mpirun may start its daemons in a Slurm step, whose variables its
         # workers inherit.
@@ -259,7 +259,7 @@ class SlurmClusterResolver(EnvironmentResolver):
         if not job:
             return _DEFAULT_PORT
         # Neither a job's steps nor jobs that follow each other share ports.
-        numbers = [int(each) if each.isdecimal() else 0 for each in (job, step)]
+        numbers = [int(text) if text.isdecimal() else 0 for text in (job, step)]
         return job_port(numbers[0] * 101 + numbers[1], count)
 
     def get_task_info(self) -> tuple[str | None, int | None]:

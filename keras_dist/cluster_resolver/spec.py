@@ -146,8 +146,8 @@ def _dict_of(spec: object) -> Mapping[str, Any]:
             f"dict from task indices to addresses. Received: {spec!r} of type "
             f"{type(spec).__name__}."
         )
-    found: Mapping[str, Any] = as_dict()
-    return found
+    jobs: Mapping[str, Any] = as_dict()
+    return jobs
 
 
 def _tasks(job: object, tasks: object) -> dict[int, str]:

@@ -313,9 +313,9 @@ def inlines() -> bool:
 @contextlib.contextmanager
 def noting_exchanges() -> Iterator[list[str]]:
     """Yields the list of what programs that are traced inside exchange."""
-    found: list[str] = []
-    with replaced(_tracing, exchanges=found):
-        yield found
+    exchanges: list[str] = []
+    with replaced(_tracing, exchanges=exchanges):
+        yield exchanges
 
 
 def note_exchange(words: str) -> None:

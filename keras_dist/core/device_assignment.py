@@ -112,18 +112,18 @@ class DeviceAssignment:
         Raises:
             ValueError: If there is none.
         """
-        found = [
+        replicas = [
             replica
             for replica, tasks in enumerate(self._tasks)
             if task_id in tasks[logical_core : logical_core + 1]
         ]
-        if not found:
+        if not replicas:
             raise ValueError(
                 f"No replica has its core {logical_core} in task {task_id}. "
                 f"Expected: a core below {self.num_cores_per_replica}, and one "
                 "of the tasks that the replicas use."
             )
-        return found
+        return replicas
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
         """Returns the position of a core among the cores of its task.
@@ -315,10 +315,10 @@ def _checked(topology: object) -> Topology:
 
 
 def _sides(name: str, values: object) -> Array:
-    found = integers(name, [1] * RANK if values is None else values)
-    if found.shape != (RANK,) or np.any(found < 1):
+    sides = integers(name, [1] * RANK if values is None else values)
+    if sides.shape != (RANK,) or np.any(sides < 1):
         raise ValueError(
             f"`{name}` must be a sequence of {RANK} positive integers, or "
             f"None. Received: {values!r}."
         )
-    return found
+    return sides

@@ -102,12 +102,12 @@ def pack(nest: object, leaves: Iterable[Any]) -> Any:
 def select(index: int, nest: object) -> Any:
     """Replaces each per-replica value in a nest by one replica's component."""
 
-    def own(leaf: object) -> Any:
+    def component(leaf: object) -> Any:
         if isinstance(leaf, _VALUES):
             return leaf.values[index]
         return leaf
 
-    return map_nest(own, nest)
+    return map_nest(component, nest)
 
 
 def check_counts(nest: object, num_replicas: int) -> None:
@@ -129,12 +129,12 @@ def regroup(
     nests: Sequence[Any],
     wrap: Callable[[Sequence[Any]], Any] = PerReplica,
     always: Callable[[Any], bool] = lambda leaf: False,
-    own: Callable[[Any, int], Any] = lambda leaf, index: leaf,
+    snapshot: Callable[[Any, int], Any] = lambda leaf, index: leaf,
 ) -> Any:
     """Joins all replicas' nests, leaf by leaf. What is one object, or the
     components of one variable, stays, unless `always(leaf)`."""
     if len(nests) == 1:
-        return _of_one(nests[0], own)
+        return _of_one(nests[0], snapshot)
 
     def join(leaves: list[Any]) -> Any:
         first = leaves[0]
@@ -144,7 +144,7 @@ def regroup(
             variable = _variable_of(leaves)
             if variable is not None:
                 return variable
-        return wrap([*map(own, leaves, itertools.count())])
+        return wrap([*map(snapshot, leaves, itertools.count())])
 
     return joined(nests, join)
 
@@ -154,10 +154,10 @@ def always(leaf: object) -> bool:
     return True
 
 
-def _of_one(nest: object, own: Callable[[Any, int], Any]) -> Any:
-    """Applies `own` to a nest; returns the same object if nothing changes."""
+def _of_one(nest: object, snapshot: Callable[[Any, int], Any]) -> Any:
+    """Applies `snapshot` to a nest; returns the same object if unchanged."""
     before = leaves_of(nest)
-    after = [own(leaf, 0) for leaf in before]
+    after = [snapshot(leaf, 0) for leaf in before]
     if all(new is old for new, old in zip(after, before, strict=True)):
         return nest
     return pack(nest, after)
@@ -183,8 +183,8 @@ def joined(
         return join(list(nests))
     items = {}
     for key in keys_of(first) or ():
-        each = [nest[key] for nest in nests]
-        items[key] = joined(each, join, of, f"{path}[{key!r}]")
+        children = [nest[key] for nest in nests]
+        items[key] = joined(children, join, of, f"{path}[{key!r}]")
     return _like(first, items)
 
 
@@ -249,7 +249,7 @@ def _declared(value: object) -> list[str] | None:
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
     declared = getattr(type(value), "__attrs_attrs__", None)
-    return None if declared is None else [each.name for each in declared]
+    return None if declared is None else [field.name for field in declared]
 
 
 def held_in(value: object) -> Iterator[Any]:
@@ -272,8 +272,8 @@ def hidden_field(value: object) -> str | None:
     if kind.__module__ == "builtins" or isinstance(value, (*_VALUES, *_ALIVE)):
         return None
     is_data = _declared(value) is not None and not isinstance(value, type)
-    for name, each in fields_of(value).items():
-        for leaf in leaves_of(each):
+    for name, field in fields_of(value).items():
+        for leaf in leaves_of(field):
             if isinstance(leaf, _VALUES) or (
                 is_data
                 and hasattr(leaf, "shape")

@@ -318,7 +318,9 @@ class CommunicationOptions(_CommunicationOptions):
 
 
 def _parse(name: str) -> CommunicationImplementation:
-    names = [each.value for each in CommunicationImplementation]
+    names = [
+        implementation.value for implementation in CommunicationImplementation
+    ]
     if name.upper() not in names:
         raise ValueError(
             f"`implementation` must be one of {names}. Received: {name!r}."

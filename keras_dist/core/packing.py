@@ -16,7 +16,7 @@ def packs(
     last_first: bool = False,
 ) -> list[list[int]]:
     """Groups indices of values of one kind, of sizes up to `limit` together."""
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     # By kind, the pack that is being filled, and its size.
     filling: dict[Hashable, tuple[list[int], int]] = {}
     indices = range(len(kinds))
@@ -25,10 +25,10 @@ def packs(
         pack, filled = filling.get(kinds[index], ([], 0))
         if not pack or filled + size > limit:
             pack, filled = [], 0
-            found.append(pack)
+            groups.append(pack)
         pack.append(index)
         filling[kinds[index]] = pack, filled + size
-    return found
+    return groups
 
 
 def in_packs(
@@ -39,8 +39,8 @@ def in_packs(
     """Calls `fn` with each pack of values; the others stay as they are."""
     results = list(values)
     for pack in packs:
-        found = fn([values[index] for index in pack])
-        for index, result in zip(pack, found, strict=True):
+        new_values = fn([values[index] for index in pack])
+        for index, result in zip(pack, new_values, strict=True):
             results[index] = result
     return results
 

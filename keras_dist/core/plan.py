@@ -120,7 +120,7 @@ class Plan:
     @property
     def all_devices(self) -> tuple[Device, ...]:
         """All logical devices of each replica of this worker, in order."""
-        return tuple(device for own in self.replicas for device in own)
+        return tuple(device for devices in self.replicas for device in devices)
 
     @property
     def num_logical_devices(self) -> int:
@@ -145,7 +145,9 @@ class Plan:
 
     def __str__(self) -> str:
         """Returns the devices, and the ways of storage that are not usual."""
-        text = ", ".join("+".join(map(str, own)) for own in self.replicas)
+        text = ", ".join(
+            "+".join(map(str, devices)) for devices in self.replicas
+        )
         if self.shards_variables:
             text += ", with sharded variables"
         elif self.shards_optimizer:

@@ -25,5 +25,5 @@ class VariableRecord:
         attributes: dict[str, Any] = vars(variable)
         if cls.attribute not in attributes:
             attributes[cls.attribute] = cls()
-        found: Self = attributes[cls.attribute]
-        return found
+        record: Self = attributes[cls.attribute]
+        return record

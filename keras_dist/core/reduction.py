@@ -79,14 +79,14 @@ def parse_reduce_op(reduce_op: object) -> ReduceOp:
 def checked_axes(axis: Any, rank: int) -> tuple[int, ...]:
     """Returns a user's `axis` as sorted, non-negative axes without repeats."""
     asked = list(axis) if isinstance(axis, (list, tuple)) else [axis]
-    for each in asked:
-        if not isinstance(each, int) or not -rank <= each < rank:
+    for dimension in asked:
+        if not isinstance(dimension, int) or not -rank <= dimension < rank:
             raise ValueError(
                 f"Invalid reduction dimension. Received: axis={axis!r} for a "
                 f"value with {rank} axes. Expected: integers from {-rank} to "
                 f"{rank - 1}, or `None` to reduce over replicas only."
             )
-    return tuple(sorted({each % rank for each in asked}))
+    return tuple(sorted({dimension % rank for dimension in asked}))
 
 
 def combine(op: ReduceOp, values: Sequence[Any]) -> Any:

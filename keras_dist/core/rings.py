@@ -25,7 +25,7 @@ def ring(x: int, y: int, z: int) -> list[Chip]:
         return start + [(0, a, b) for a, b in _loop(y, z)]
     loop = _loop(x, y)
     layers = [loop, loop[::-1]] * (z // 2)
-    up = [(a, b, layer) for layer, each in enumerate(layers) for a, b in each]
+    up = [(a, b, layer) for layer, path in enumerate(layers) for a, b in path]
     return start + up + [(0, 0, layer) for layer in range(z - 1, 0, -1)]
 
 
@@ -36,5 +36,5 @@ def _loop(width: int, height: int) -> list[tuple[int, int]]:
     """
     columns = list(range(1, width))
     rows = [columns, columns[::-1]] * (height // 2)
-    fro = [(column, row) for row, each in enumerate(rows) for column in each]
+    fro = [(column, row) for row, order in enumerate(rows) for column in order]
     return fro + [(0, row) for row in range(height - 1, 0, -1)]

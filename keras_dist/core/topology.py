@@ -147,25 +147,25 @@ class Topology:
 
     def serialized(self) -> bytes:
         """Returns the topology as bytes, for another `Topology`."""
-        found = {
+        content = {
             "mesh_shape": self._mesh_shape.tolist(),
             "device_coordinates": self._device_coordinates.tolist(),
         }
-        return json.dumps(found).encode()
+        return json.dumps(content).encode()
 
     def _host(self, place: Sequence[int], job: str | None) -> str:
         task = self.task_ordinal_at_coordinates(place)
         return f"/task:{task}" if job is None else f"/job:{job}/task:{task}"
 
     def _index(self, place: Sequence[int]) -> tuple[int, ...]:
-        found = integers("device_coordinates", place)
-        if found.shape != (RANK,) or not _is_within(found, self._mesh_shape):
+        index = integers("device_coordinates", place)
+        if index.shape != (RANK,) or not _is_within(index, self._mesh_shape):
             raise ValueError(
                 "There is no such place in the mesh. Received: "
-                f"{found.tolist()}. Expected: (x, y, z, core), each at least 0 "
+                f"{index.tolist()}. Expected: (x, y, z, core), each at least 0 "
                 f"and below {self._mesh_shape.tolist()}."
             )
-        return tuple(found)
+        return tuple(index)
 
 
 def _is_within(places: NDArray[Any], mesh_shape: Array) -> bool:
@@ -173,59 +173,59 @@ def _is_within(places: NDArray[Any], mesh_shape: Array) -> bool:
 
 
 def _shape(mesh_shape: object) -> Array:
-    found = integers("mesh_shape", mesh_shape)
-    if found.shape != (RANK,) or np.any(found < 1):
+    sides = integers("mesh_shape", mesh_shape)
+    if sides.shape != (RANK,) or np.any(sides < 1):
         raise ValueError(
             "`mesh_shape` must be a sequence of 4 positive integers. Received: "
             f"mesh_shape={mesh_shape!r}."
         )
-    return found
+    return sides
 
 
 def _places(coordinates: object, mesh_shape: Array) -> Array:
-    found = integers("device_coordinates", coordinates)
-    if found.ndim != 3 or found.shape[-1] != RANK:
+    places = integers("device_coordinates", coordinates)
+    if places.ndim != 3 or places.shape[-1] != RANK:
         raise ValueError(
             "`device_coordinates` must be an array of shape (tasks, devices, "
-            f"4). Received: the shape {found.shape}."
+            f"4). Received: the shape {places.shape}."
         )
-    if not _is_within(found, mesh_shape):
+    if not _is_within(places, mesh_shape):
         raise ValueError(
             "`device_coordinates` must be places of the mesh. Received: "
-            f"{found.tolist()}. Expected: (x, y, z, core), each at least 0 and "
-            f"below {mesh_shape.tolist()}."
+            f"{places.tolist()}. Expected: (x, y, z, core), each at least 0 "
+            f"and below {mesh_shape.tolist()}."
         )
-    each, counts = np.unique(
-        found.reshape(-1, RANK), axis=0, return_counts=True
+    distinct, counts = np.unique(
+        places.reshape(-1, RANK), axis=0, return_counts=True
     )
     if np.any(counts > 1):
         raise ValueError(
             "Each core must have a place of its own. Received: "
-            f"{counts.max()} cores at {each[counts.argmax()].tolist()}."
+            f"{counts.max()} cores at {distinct[counts.argmax()].tolist()}."
         )
-    return found
+    return places
 
 
 def integers(name: str, values: object) -> Array:
     """Converts an argument to an array of integers."""
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # lists of several lengths
-        found = np.asarray(None)
-    is_integer = np.issubdtype(found.dtype, np.integer)
-    if not is_integer or np.any(np.abs(found) > _MOST):
+        array = np.asarray(None)
+    is_integer = np.issubdtype(array.dtype, np.integer)
+    if not is_integer or np.any(np.abs(array) > _MOST):
         raise ValueError(
             f"`{name}` must be an array of integers. Received: {values!r} of "
             f"type {type(values).__name__}."
         )
-    return found.astype(np.int32)
+    return array.astype(np.int32)
 
 
 def _read(serialized: bytes) -> tuple[Any, Any]:
     """Returns the sides of a mesh and the places of cores in it."""
     try:
-        found = json.loads(serialized)
-        return found["mesh_shape"], found["device_coordinates"]
+        content = json.loads(serialized)
+        return content["mesh_shape"], content["device_coordinates"]
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(
             "The topology could not be read from bytes. Received: "

@@ -148,13 +148,13 @@ def add_operators(cls: type, name: str) -> None:
 
 def arithmetic(cls: type, name: str) -> dict[str, Callable[..., Any]]:
     """Returns arithmetic operators that a class, also a framework's, lacks."""
-    found: dict[str, Callable[..., Any]] = {}
+    operators: dict[str, Callable[..., Any]] = {}
     for key in _BINARY:
         do = getattr(operator, key)
-        found |= {f"__{key}__": do, f"__r{key}__": _swapped(do)}
-    found |= {f"__{key}__": getattr(operator, key) for key in _OTHERS}
-    found |= {f"__{convert.__name__}__": convert for convert in _CONVERTING}
-    methods = {key: _method(do, name) for key, do in found.items()}
+        operators |= {f"__{key}__": do, f"__r{key}__": _swapped(do)}
+    operators |= {f"__{key}__": getattr(operator, key) for key in _OTHERS}
+    operators |= {f"__{convert.__name__}__": convert for convert in _CONVERTING}
+    methods = {key: _method(do, name) for key, do in operators.items()}
     methods["__array__"] = _array(name)
     return {
         key: method
@@ -164,25 +164,25 @@ def arithmetic(cls: type, name: str) -> dict[str, Callable[..., Any]]:
 
 
 def _swapped(do: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda own, other: do(other, own)
+    return lambda value, other: do(other, value)
 
 
 def _method(do: Callable[..., Any], name: str) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
-        in_replica, own = own_component(self, name)
+        in_replica, component = own_component(self, name)
         if not in_replica:
             raise TypeError(misused(name, self))
-        return do(own, *others)
+        return do(component, *others)
 
     return method
 
 
 def _array(name: str) -> Callable[..., Any]:
     def __array__(self: Any, dtype: Any = None, copy: Any = None) -> Any:
-        in_replica, own = own_component(self, name)
+        in_replica, component = own_component(self, name)
         if not in_replica:
             raise ValueError(misused(name, self))
-        return np.asarray(ops.convert_to_numpy(own), dtype=dtype)
+        return np.asarray(ops.convert_to_numpy(component), dtype=dtype)
 
     return __array__
 

@@ -28,10 +28,14 @@ class VariableLayouts:
 
     def matching(self, path: str) -> list[str]:
         """Returns the patterns for a path; its exact name comes before all."""
-        found = [pattern for pattern, _ in self.patterns]
-        if path in found:
+        patterns = [pattern for pattern, _ in self.patterns]
+        if path in patterns:
             return [path]
-        return [each for each in found if _compiled(each).fullmatch(path)]
+        return [
+            pattern
+            for pattern in patterns
+            if _compiled(pattern).fullmatch(path)
+        ]
 
     def axes_of(self, path: str, shape: Sequence[int]) -> Axes:
         """Returns a variable's axes; `()` if each device has it whole.
@@ -41,15 +45,18 @@ class VariableLayouts:
                 don't suit the shape.
         """
         layouts = dict(self.patterns)
-        found = {pattern: layouts[pattern] for pattern in self.matching(path)}
-        if len(set(found.values())) > 1:
+        axes_by_pattern = {
+            pattern: layouts[pattern] for pattern in self.matching(path)
+        }
+        if len(set(axes_by_pattern.values())) > 1:
             raise ValueError(
                 f"Patterns of `layout_map` contradict each other about "
-                f"variable '{path}'. Received: {found}. Expected: one layout "
-                "for each variable. Make the patterns match other paths, or "
-                "add the variable's whole path, which comes before patterns."
+                f"variable '{path}'. Received: {axes_by_pattern}. Expected: "
+                "one layout for each variable. Make the patterns match other "
+                "paths, or add the variable's whole path, which comes before "
+                "patterns."
             )
-        for pattern, axes in found.items():
+        for pattern, axes in axes_by_pattern.items():
             self._check(pattern, axes, path, tuple(shape))
             return axes if LOGICAL in axes else ()
         return ()
@@ -80,7 +87,9 @@ class VariableLayouts:
 
     def check_used(self, used: set[str]) -> None:
         """Raises `ValueError` for a pattern that names no variable."""
-        unused = [each for each, _ in self.patterns if each not in used]
+        unused = [
+            pattern for pattern, _ in self.patterns if pattern not in used
+        ]
         if unused:
             raise ValueError(
                 "A pattern of `layout_map` names no variable of the "

@@ -66,12 +66,12 @@ def _explain(error: Exception) -> NoReturn:
     from keras_dist.environment import packages
 
     known = packages.backends()
-    installed = [each.name for each in known if each.is_installed]
+    installed = [backend.name for backend in known if backend.is_installed]
     name, source = packages.picked_by_keras()
     name = name or "tensorflow"
     if name in installed:
         raise error
-    names = ", ".join(each.name for each in known)
+    names = ", ".join(backend.name for backend in known)
     choice = (installed or [known[0].name])[0]
     install = "" if installed else f"`{known[0].fix}`, and "
     raise BackendNotFoundError(

@@ -60,8 +60,8 @@ def gpus(environ: Mapping[str, str]) -> list[str]:
 
 def share(names: list[str], position: int, num_local: int) -> list[str]:
     """Returns a worker's own consecutive GPUs, none if there are too few."""
-    each = len(names) // num_local
-    return names[position * each : (position + 1) * each]
+    per_worker = len(names) // num_local
+    return names[position * per_worker : (position + 1) * per_worker]
 
 
 def num_cores() -> int:

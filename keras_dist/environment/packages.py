@@ -41,10 +41,13 @@ class InstalledBackend:
 
 def backends() -> list[InstalledBackend]:
     """Returns all registered backends, sorted by name."""
-    found = {each.name: each.value for each in entry_points(group=_GROUP)}
+    plugins = {
+        entry_point.name: entry_point.value
+        for entry_point in entry_points(group=_GROUP)
+    }
     return [
-        InstalledBackend(name, found[name], find_spec(name) is not None)
-        for name in sorted(found)
+        InstalledBackend(name, plugins[name], find_spec(name) is not None)
+        for name in sorted(plugins)
     ]
 
 
@@ -59,12 +62,13 @@ def version_of(module: str) -> str:
 
 def related(names: list[str]) -> dict[str, str]:
     """Returns versions of the packages whose names begin with these names."""
-    found = {
-        str(each.metadata["Name"]): each.version for each in distributions()
+    versions = {
+        str(distribution.metadata["Name"]): distribution.version
+        for distribution in distributions()
     }
     return {
-        name: found[name]
-        for name in sorted(found, key=str.lower)
+        name: versions[name]
+        for name in sorted(versions, key=str.lower)
         if name.lower().startswith(tuple(names))
     }
 

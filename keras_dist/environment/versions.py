@@ -39,11 +39,11 @@ def tested_versions() -> dict[str, SpecifierSet]:
     except PackageNotFoundError:
         # Its files lie on the path, and pip was never asked for anything.
         return {}
-    found: dict[str, SpecifierSet] = {}
+    specifiers: dict[str, SpecifierSet] = {}
     for requirement in map(Requirement, lines):
-        known = found.get(requirement.name, SpecifierSet())
-        found[requirement.name] = known & requirement.specifier
-    return found
+        known = specifiers.get(requirement.name, SpecifierSet())
+        specifiers[requirement.name] = known & requirement.specifier
+    return specifiers
 
 
 def support_of(package: str, version: str) -> Support | None:
@@ -53,8 +53,10 @@ def support_of(package: str, version: str) -> Support | None:
         return None
     if expected.contains(version, prereleases=True):
         return Support.TESTED
-    oldest = [each for each in expected if each.operator == ">="]
-    if all(each.contains(version, prereleases=True) for each in oldest):
+    oldest = [specifier for specifier in expected if specifier.operator == ">="]
+    if all(
+        specifier.contains(version, prereleases=True) for specifier in oldest
+    ):
         return Support.UNTESTED
     return Support.TOO_OLD
 
@@ -65,7 +67,7 @@ def expectation(package: str) -> str:
     if not expected:
         return f"Expected: a version that has it. Install another {package}."
     # The oldest first; several extras may ask for the same.
-    ordered = sorted({str(each) for each in expected}, reverse=True)
+    ordered = sorted({str(specifier) for specifier in expected}, reverse=True)
     text = f"{package}{','.join(ordered)}"
     return f"Expected: {text}. Do this: `pip install '{text}'`."
 

@@ -86,8 +86,8 @@ def _once_for_shapes(
 
 def _of_compiled(metric: keras.Metric, y_true: object, y_pred: object) -> bool:
     return all(
-        rows_that_add_up(each)(*pair)
-        for each, *pair in keras_metrics.compiled_pairs(metric, y_true, y_pred)
+        rows_that_add_up(part)(*pair)
+        for part, *pair in keras_metrics.compiled_pairs(metric, y_true, y_pred)
     )
 
 

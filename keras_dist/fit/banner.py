@@ -46,11 +46,11 @@ def _given(
 ) -> dict[str, Any]:
     signature = inspect.signature(fit)
     try:
-        found = signature.bind(None, *args, **kwargs)
+        bound_arguments = signature.bind(None, *args, **kwargs)
     except TypeError:
         return {}  # The call fails with Keras' own error.
-    found.apply_defaults()
-    given: dict[str, Any] = found.arguments
+    bound_arguments.apply_defaults()
+    given: dict[str, Any] = bound_arguments.arguments
     both: dict[str, Any] = given | given.get("kwargs", {})
     return both
 
@@ -64,7 +64,7 @@ def rows_of_a_batch(
 
 
 def banner(
-    strategy: StrategyBase, batch_size: int, own: Sequence[str] = ()
+    strategy: StrategyBase, batch_size: int, users_code: Sequence[str] = ()
 ) -> str:
     """Returns the line: backend, devices, replicas, workers and their rows."""
     plan = strategy.plan
@@ -80,18 +80,21 @@ def banner(
     else:
         shares = strategy.executor.rows_in_fit(np.zeros((batch_size, 0)))
         sizes = sorted({len(share) for share in shares})
-        each = " to ".join(str(size) for size in {sizes[0]: 0, sizes[-1]: 0})
+        rows_text = " to ".join(
+            str(size) for size in {sizes[0]: 0, sizes[-1]: 0}
+        )
         parts.append(
-            f"global batches of {_counted(batch_size, 'row')}, {each} per "
+            f"global batches of {_counted(batch_size, 'row')}, {rows_text} per "
             "replica"
         )
     if plan.num_workers > 1:
         parts.append("each worker reads all of the data and takes its own rows")
     elif plan.num_replicas > 1:
         parts.append("each batch is split by rows")
-    if own and plan.num_replicas > 1:
+    if users_code and plan.num_replicas > 1:
         parts.append(
-            f"`strategy.verify` compares your {first_of(own)} with one device"
+            f"`strategy.verify` compares your {first_of(users_code)} with one "
+            "device"
         )
     return "; ".join(parts)
 

@@ -206,8 +206,10 @@ class Binding:
         if self.strategy.executor.workers is not None:
             self.compiled = fingerprint.of_compile(self.model)
         if self.strategy.plan.shards_optimizer:
-            for each in keras_saveables.all_optimizers(self.model).values():
-                check_state_shards(each)
+            for optimizer in keras_saveables.all_optimizers(
+                self.model
+            ).values():
+                check_state_shards(optimizer)
 
     def _symbolic_build(self, *args: Any, **kwargs: Any) -> None:
         model = self.model
@@ -251,9 +253,9 @@ class Binding:
                 check_all_come(f"`{name}` of model '{model.name}'")
             self.strategy.has_run = True
             if not each_batch:
-                own = functools.partial(data_for_fit, self.strategy)
-                args = tuple(map(own, args))
-                kwargs = {k: own(v) for k, v in kwargs.items()}
+                convert = functools.partial(data_for_fit, self.strategy)
+                args = tuple(map(convert, args))
+                kwargs = {k: convert(v) for k, v in kwargs.items()}
             method = getattr(type(model), name)
             call: Callable[[], Any] = functools.partial(
                 method, model, *args, **kwargs

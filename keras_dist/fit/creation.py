@@ -154,8 +154,8 @@ def _shared(new: object, args: object, kwargs: object) -> Any:
     is_metric_state = _creating.makes_metric_state
 
     def make(everyone: list[Any]) -> Any:
-        _check_alike([each[1:] for each in everyone])
-        given = [each[0] for each in everyone if each[0] is not None]
+        _check_alike([entry[1:] for entry in everyone])
+        given = [entry[0] for entry in everyone if entry[0] is not None]
         first = given[0] if given else object.__new__(keras.Variable)
         with (
             context.replaced(_creating, makes_metric_state=is_metric_state),
@@ -164,8 +164,10 @@ def _shared(new: object, args: object, kwargs: object) -> Any:
             first.__init__(*everyone[0][1], **everyone[0][2])
         return first
 
-    own = (new, args, kwargs)
-    return call.replica.rendezvous("the creation of a variable", make, own)
+    local_entry = (new, args, kwargs)
+    return call.replica.rendezvous(
+        "the creation of a variable", make, local_entry
+    )
 
 
 @functools.cache
@@ -190,15 +192,16 @@ def _check_alike(everyone: list[Any]) -> None:
         (args[1:], {k: v for k, v in kwargs.items() if k != "initializer"})
         for args, kwargs in everyone
     ]
-    for index, own in enumerate(declared):
-        if own != declared[0]:
+    for index, declaration in enumerate(declared):
+        if declaration != declared[0]:
             raise ReplicaDivergenceError(
                 "Replicas made different variables in the same place. "
-                f"Received: {_text(*declared[0])} on replica 0, {_text(*own)} "
-                f"on replica {index}. Expected: the same variable on each "
-                "replica, which then has its own copy. For a different "
-                "variable on each replica, make the variables outside of "
-                "`run`, or make one variable with an axis for the replicas."
+                f"Received: {_text(*declared[0])} on replica 0, "
+                f"{_text(*declaration)} on replica {index}. Expected: the same "
+                "variable on each replica, which then has its own copy. For a "
+                "different variable on each replica, make the variables "
+                "outside of `run`, or make one variable with an axis for the "
+                "replicas."
             )
 
 
@@ -263,7 +266,7 @@ def _left_scopes() -> Iterator[None]:
 
 
 def _check(model: keras.Model) -> None:
-    in_layers = {id(each) for each in layer_variables(model)}
+    in_layers = {id(variable) for variable in layer_variables(model)}
     for variable in all_variables(model):
         # Variables of the framework's own strategies have no such owner, and
         # those of one device are plain ones.

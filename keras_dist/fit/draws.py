@@ -20,7 +20,7 @@ from keras_dist.plugin.draws import with_common_seeds
 from keras_dist.replica import state
 
 # By layer: those that were warned of.
-_told: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
+_warned: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
 
 # The functions of Keras' that draw.
 NAMES = (
@@ -77,9 +77,9 @@ def hook_seed(
 def _warn_of_shuffle() -> None:
     layer = keras_internals.innermost_layer()
     if layer is not None:
-        if layer in _told:
+        if layer in _warned:
             return
-        _told.add(layer)
+        _warned.add(layer)
     name = "A step" if layer is None else f"Layer '{layer.name}'"
     warnings.warn(
         f"{name} shuffles the rows of a batch (`keras.random.shuffle`), and "

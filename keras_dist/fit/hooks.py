@@ -139,8 +139,8 @@ def watch_training(strategy: object = None) -> None:
 
     That begins when keras_dist is imported, and ends with the last strategy.
     """
-    found = place()
-    if found is None or found[0].number == 1:
+    detected = place()
+    if detected is None or detected[0].number == 1:
         return
     if strategy is None:
         _since_import.enter_context(_hooks_of_workers)

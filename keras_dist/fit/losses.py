@@ -47,8 +47,8 @@ def hook_call(
         treats_rows_one_by_one(self) and len(getattr(y_pred, "shape", ())) != 1
     ):
         return original(self, y_true, y_pred, sample_weight)
-    own = functools.partial(original, self)
-    return _on_gathered_rows(step, own, self, (y_true, y_pred, sample_weight))
+    call = functools.partial(original, self)
+    return _on_gathered_rows(step, call, self, (y_true, y_pred, sample_weight))
 
 
 @as_hook
@@ -56,15 +56,15 @@ def hook_own_call(
     original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     """Stands for a user's own `Loss.__call__`, to give it gathered rows."""
-    step, own = of_thread.step, original.__get__(self, type(self))
+    step, method = of_thread.step, original.__get__(self, type(self))
     if step is None:
-        return own(*args, **kwargs)
+        return method(*args, **kwargs)
     names = list(kwargs)
 
     def call(*values: Any) -> Any:
         count = len(args)
         named = zip(names, values[count:], strict=True)
-        return own(*values[:count], **dict(named))
+        return method(*values[:count], **dict(named))
 
     return _on_gathered_rows(step, call, self, (*args, *kwargs.values()))
 
@@ -147,12 +147,12 @@ def _mask_and_divisor(
             sample_weight, mask, dtype=dtype, reduction=reduction
         )
         return mask, _sum_over_replicas(step, [ops.sum(weights)])[0]
-    own = [
+    local_sums = [
         ops.sum(ops.cast(mask, dtype)),
         _size(mask, dtype),
         _size(values, dtype),
     ]
-    valid, of_mask, of_values = _sum_over_replicas(step, own)
+    valid, of_mask, of_values = _sum_over_replicas(step, local_sums)
     # Masked elements weigh nothing, the others as much more.
     weight = ops.divide_no_nan(of_mask, valid)
     return ops.where(ops.cast(mask, "bool"), weight, 0), of_values
@@ -163,10 +163,10 @@ def _size(values: object, dtype: object) -> Any:
     return ops.cast(ops.prod(shape), dtype)
 
 
-def _sum_over_replicas(step: ReplicaStep, own: list[Any]) -> Any:
-    counted = step.share.keep(ops.stop_gradient(ops.stack(own)))
+def _sum_over_replicas(step: ReplicaStep, local_values: list[Any]) -> Any:
+    counted = step.share.keep(ops.stop_gradient(ops.stack(local_values)))
     total = step.replica.all_reduce("the divisor of a loss", counted)
-    return [total[i] for i in range(len(own))]
+    return [total[i] for i in range(len(local_values))]
 
 
 def _on_gathered_rows(
@@ -199,11 +199,11 @@ def gathered(step: ReplicaStep, what: str, value: object) -> Any:
     ) -> tuple[list[exchange.Entry], list[int]]:
         have_rows = step.have_rows(place, everyone)
         places = [i for i, has_rows in enumerate(have_rows) if has_rows]
-        own = [([rows[i] for i in places], share) for rows, share in everyone]
-        return step.exchange(own), places
+        parts = [([rows[i] for i in places], share) for rows, share in everyone]
+        return step.exchange(parts), places
 
-    own = exchange.detached(leaves), step.share
-    entries, places = step.replica.rendezvous(what, gather, own)
+    local_entry = exchange.detached(leaves), step.share
+    entries, places = step.replica.rendezvous(what, gather, local_entry)
     shares = [share for _, share in entries]
     everyone = [rows for rows, _ in entries]
     everyone[[share is step.share for share in shares].index(True)] = [
@@ -215,13 +215,13 @@ def gathered(step: ReplicaStep, what: str, value: object) -> Any:
     return nests.pack(value, leaves)
 
 
-def _tied(rows: Any, own: Any, share: RowShard) -> Any:
+def _tied(rows: Any, local_rows: Any, share: RowShard) -> Any:
     """Returns all rows, with a way for the backward pass to a replica that has
     none of them."""
     has_none = isinstance(share.rows, int) and not share.rows
-    if not has_none or not exchange.is_float(own):
+    if not has_none or not exchange.is_float(local_rows):
         return rows
-    tied = rows + ops.cast(share.keep(ops.sum(own)), rows.dtype)
+    tied = rows + ops.cast(share.keep(ops.sum(local_rows)), rows.dtype)
     return _masked_as(rows, tied)
 
 

@@ -117,11 +117,17 @@ def flush(step: ReplicaStep) -> None:
         ready, everyone = settled(step, updates, everyone)
         merge = exchange.mean_or_count
         run_together(ready, step.exchange(everyone, merge, alike=True))
-        return [each.variable for own in writes for each in own.values()]
+        return [
+            write.variable
+            for replica_writes in writes
+            for write in replica_writes.values()
+        ]
 
     names = ", ".join([f"'{update.metric.name}'" for update in updates])
-    own = leaves_of(updates), step.share, step.writes
-    written = step.replica.rendezvous(f"the metrics {names}", update_all, own)
+    local_entry = leaves_of(updates), step.share, step.writes
+    written = step.replica.rendezvous(
+        f"the metrics {names}", update_all, local_entry
+    )
     for update in updates:
         step.forget(update.metric.variables)
     if step.is_ending:
@@ -143,13 +149,13 @@ def settled(
     shares = [share for _, share in everyone]
     ready: list[Update] = []
     columns: list[list[Any]] = [[] for _ in everyone]
-    own = places([len(update.leaves) for update in updates])
-    for update, place in zip(updates, own, strict=True):
-        each = [leaves[place] for leaves, _ in everyone]
+    slices = places([len(update.leaves) for update in updates])
+    for update, place in zip(updates, slices, strict=True):
+        by_replica = [leaves[place] for leaves, _ in everyone]
         if isinstance(update, MetricUpdate) and update.place:
-            update, each = _settled(step, update, each, shares)
+            update, by_replica = _settled(step, update, by_replica, shares)
         ready.append(update)
-        for column, leaves in zip(columns, each, strict=True):
+        for column, leaves in zip(columns, by_replica, strict=True):
             column += leaves
     return ready, list(zip(columns, shares, strict=True))
 
@@ -157,16 +163,16 @@ def settled(
 def _settled(
     step: ReplicaStep,
     update: MetricUpdate,
-    each: list[list[Any]],
+    by_replica: list[list[Any]],
     shares: list[RowShard],
 ) -> tuple[Update, list[list[Any]]]:
     """Returns an update and each replica's leaves for it."""
     assert update.place is not None
     have_rows = step.have_rows(
-        update.place, list(zip(each, shares, strict=True))
+        update.place, list(zip(by_replica, shares, strict=True))
     )
     if not any(have_rows):
-        made = [_added_by(update, leaves) for leaves in each]
+        made = [_added_by(update, leaves) for leaves in by_replica]
         return made[0], [additions.leaves for additions in made]
     # Beside rows of all replicas, other values have to be those of all.
     rest = [
@@ -174,7 +180,7 @@ def _settled(
         for i, leaf in enumerate(update.leaves)
         if not have_rows[i] and ops.is_tensor(leaf)
     ]
-    columns = [([leaves[i] for leaves in each], shares) for i in rest]
+    columns = [([leaves[i] for leaves in by_replica], shares) for i in rest]
 
     def error(i: int) -> Exception:
         return _no_rows(update.metric, columns[i][0][0])
@@ -186,7 +192,7 @@ def _settled(
     common = dict(zip(rest, map(exchange.Common, agreed), strict=True))
     return update, [
         [common.get(i, leaf) for i, leaf in enumerate(leaves)]
-        for leaves in each
+        for leaves in by_replica
     ]
 
 
@@ -208,8 +214,8 @@ def run_together(
     updates: Sequence[Update], everyone: Sequence[exchange.Entry]
 ) -> None:
     """Updates metrics with the leaves of all replicas, at a rendezvous."""
-    own = places([len(update.leaves) for update in updates])
-    for update, place in zip(updates, own, strict=True):
+    slices = places([len(update.leaves) for update in updates])
+    for update, place in zip(updates, slices, strict=True):
         update.run([(leaves[place], share) for leaves, share in everyone])
 
 
@@ -220,13 +226,13 @@ def hook_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         step = of_thread.step
-        own = functools.partial(original, self)
+        call = functools.partial(original, self)
         if step is None or "update_state" not in vars(self):
-            return own(*args, **kwargs)
+            return call(*args, **kwargs)
         flush(step)
         what = f"metric '{self.name}'"
         at = step.place(what)
-        update = _update_of(self, own, place, args, kwargs, at)
+        update = _update_of(self, call, place, args, kwargs, at)
 
         def call_once(everyone: list[exchange.Entry]) -> Any:
             merge = exchange.mean_or_count
@@ -300,10 +306,10 @@ def _additions_of(
     kwargs: dict[str, Any],
 ) -> Additions:
     """Updates a metric, but for what it adds, with this replica's rows."""
-    found: list[tuple[keras.Variable, Any]] = []
-    with replaced(step, additions=found):
+    additions: list[tuple[keras.Variable, Any]] = []
+    with replaced(step, additions=additions):
         update_state(*args, **kwargs)
-    return _additions(metric, found)
+    return _additions(metric, additions)
 
 
 def _numbers_of(
@@ -361,9 +367,10 @@ def _place_of_weight(method: Callable[..., Any]) -> int | None:
     """Returns the position of `sample_weight`, `None` if it has none."""
     parameters = inspect.signature(method).parameters.values()
     names = [
-        each.name
-        for each in parameters
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+        parameter.name
+        for parameter in parameters
+        if parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     return names.index("sample_weight") if "sample_weight" in names else None
 

@@ -29,7 +29,7 @@ _OF_USERS = (
 )
 _no_code = (lambda: None).__code__
 
-_told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+_warned: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 _equal: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 # Layers that add numbers.
 _adding: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
@@ -129,13 +129,13 @@ def found_equal(model: keras.Model) -> None:
 
 def tell(strategy: StrategyBase, model: keras.Model) -> None:
     """Warns, once for each model, if it has code of the user's."""
-    if model in _told or not _is_wanted(strategy, model):
+    if model in _warned or not _is_wanted(strategy, model):
         return
-    _told.add(model)
-    found = names(model)
-    if not found:
+    _warned.add(model)
+    users_code = names(model)
+    if not users_code:
         return
-    count, code = strategy.plan.num_replicas, first_of(found)
+    count, code = strategy.plan.num_replicas, first_of(users_code)
     warnings.warn(
         f"Model '{model.name}' has code of yours that keras_dist runs once in "
         f"each of {count} replicas, on the rows of that replica: {code}. "

@@ -32,7 +32,7 @@ from keras_dist.plugin.membership import is_independent
 
 _ATTRIBUTE = "_keras_dist_origin"
 # Models that have warned already.
-told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+warned: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 # The key of the origin in the configuration that files and pickles hold.
 _KEY = "keras_dist_origin"
 
@@ -71,12 +71,12 @@ def notice(model: keras.Model) -> None:
 
 def notice_scope(model: keras.Model) -> None:
     """Warns, once, if a plain model is used where a scope is open."""
-    if not context.in_cross_replica_context() or model in told:
+    if not context.in_cross_replica_context() or model in warned:
         return
     strategy: Any = context.current_strategy()
     if strategy is None or strategy.plan.num_replicas == 1:
         return
-    told.add(model)
+    warned.add(model)
     forget(model)
     warnings.warn(
         f"Model '{model.name}' runs on one device, although the scope of "
@@ -189,8 +189,8 @@ def hook_training(
 
 def _check(model: keras.Model, strategy: Any, method: str) -> None:
     """Refuses, or warns of, training a model that other workers don't train."""
-    found = None if is_alone_on_purpose() or is_independent() else place()
-    if found is None or found[0].number == 1:
+    detected = None if is_alone_on_purpose() or is_independent() else place()
+    if detected is None or detected[0].number == 1:
         return
     if strategy is not None and strategy.names_its_device and has_joined():
         return  # A worker in a cluster asked for one device on purpose.
@@ -208,7 +208,7 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
             "Use `MultiWorkerMirroredStrategy` instead of "
             f"`{type(strategy).__name__}`."
         )
-    where, known_by = found
+    where, known_by = detected
     message = (
         f"`{method}` of model '{model.name}' would train it on this worker "
         f"alone. Received: {what}, in a process that is one of several "
@@ -219,6 +219,6 @@ def _check(model: keras.Model, strategy: Any, method: str) -> None:
     )
     if os.environ.get(WORKERS):
         raise StrategyMismatchError(message)
-    if model not in told:
-        told.add(model)
+    if model not in warned:
+        warned.add(model)
         warnings.warn(message, stacklevel=4)

@@ -65,7 +65,7 @@ class Steps:
         # The shapes of the last batch.
         self._shapes: list[tuple[int | None, ...]] = []
         # The user's own, of this instance.
-        self._own: dict[str, Callable[[Any], Any]] = {}
+        self._instance_steps: dict[str, Callable[[Any], Any]] = {}
         self._replicated = {name: self._step(name) for name in STEPS}
 
     def replace(self) -> None:
@@ -76,9 +76,9 @@ class Steps:
             given = vars(model).get(name)
             if given is step:
                 continue
-            self._own.pop(name, None)
+            self._instance_steps.pop(name, None)
             if given is not None and not is_replicated(given):
-                self._own[name] = given
+                self._instance_steps[name] = given
             object.__setattr__(model, name, step)
 
     def explained(
@@ -145,10 +145,12 @@ class Steps:
     def _on_replica(
         self, model: keras.Model, name: str, handed: Handed
     ) -> Callable[[Replica, Any], Any]:
-        own = self._own.get(name)
-        method = own or functools.partial(getattr(type(model), name), model)
+        instance_step = self._instance_steps.get(name)
+        method = instance_step or functools.partial(
+            getattr(type(model), name), model
+        )
         is_of_keras = (
-            own is None
+            instance_step is None
             and not overrides(type(model), name)
             and _has_own_metrics(model)
         )
@@ -212,8 +214,8 @@ def _finish(step: ReplicaStep, result: object, join_rows: bool) -> Any:
         values = _with_joined(step, "log ", result, places, leaves, shares)
         return nests.pack(result, values)
 
-    own = (exchange.detached(result), step.share, step.writes)
-    return step.replica.rendezvous("the end of the step", end, own)
+    local_entry = (exchange.detached(result), step.share, step.writes)
+    return step.replica.rendezvous("the end of the step", end, local_entry)
 
 
 def _joined_rows(
@@ -223,12 +225,15 @@ def _joined_rows(
     everyone = list(zip(leaves, shares, strict=True))
     have_rows = step.have_rows("the prediction", everyone)
     with_rows = [i for i, has_rows in enumerate(have_rows) if has_rows]
-    each = step.exchange(
-        [([own[i] for i in with_rows], share) for own, share in everyone]
+    exchanged = step.exchange(
+        [
+            ([replica_leaves[i] for i in with_rows], share)
+            for replica_leaves, share in everyone
+        ]
     )
     rows = exchange.join_leaves(
-        [own for own, _ in each],
-        [share for _, share in each],
+        [replica_leaves for replica_leaves, _ in exchanged],
+        [share for _, share in exchanged],
         exchange.mean_over_rows,
     )
     rest = [i for i, has_rows in enumerate(have_rows) if not has_rows]
@@ -251,11 +256,14 @@ def _with_joined(
     if places:
         names = [path for path, _ in nests.named_leaves(result)]
         given = {
-            f"the {what}{names[i]}": ([own[i] for own in leaves], shares)
+            f"the {what}{names[i]}": (
+                [replica_leaves[i] for replica_leaves in leaves],
+                shares,
+            )
             for i in places
         }
-        found = _joined(step.strategy.executor, given)
-        for place, value in zip(places, found, strict=True):
+        joined_values = _joined(step.strategy.executor, given)
+        for place, value in zip(places, joined_values, strict=True):
             values[place] = value
     return values
 
@@ -280,10 +288,10 @@ def _joined(
         return _apart(name, equal[name][0][0])
 
     agreed = exchange.agreed(list(equal.values()), executor, error)
-    found = dict(zip(equal, agreed, strict=True))
+    results = dict(zip(equal, agreed, strict=True))
     averages = exchange.means(list(means.values()), executor.workers)
-    found |= zip(means, averages, strict=True)
-    return [found.get(name, values[0]) for name, (values, _) in given.items()]
+    results |= zip(means, averages, strict=True)
+    return [results.get(name, values[0]) for name, (values, _) in given.items()]
 
 
 def _apart(name: str, value: object) -> ReplicaDivergenceError:

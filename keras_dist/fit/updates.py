@@ -44,17 +44,17 @@ def update(
     waiting, step.waiting = step.waiting, None
     if waiting is not None:
         waiting()
-    own = variables
-    if own is None:
-        own = trainable_variables(optimizer)
+    updated_variables = variables
+    if updated_variables is None:
+        updated_variables = trainable_variables(optimizer)
     carries = is_last = is_ending = False
     if in_fit is not None:
-        carries = in_fit.runner.carries(own)
+        carries = in_fit.runner.carries(updated_variables)
         model = in_fit.model
         # Nothing follows but metrics.
         is_last = step.ends_with_metrics and optimizer is model.optimizer
         # And no layer has updated one so far.
-        tracked = {id(each.metric) for each in step.updates}
+        tracked = {id(pending.metric) for pending in step.updates}
         is_ending = is_last and tracked <= {id(model._loss_tracker)}
     update_now = functools.partial(
         _update_together, step, optimizer, apply, grads, variables, carries
@@ -79,12 +79,14 @@ def _update_together(
 
     def update_once(everyone: list[Any]) -> None:
         gradients, shares, writes, leaves, trains = zip(*everyone, strict=True)
-        if any(each != trains[0] for each in trains):
+        if any(ids != trains[0] for ids in trains):
             raise _apart(step, optimizer, trains)
         step.check(writes, shares)
         # The update starts from values that the forward pass assigned, as
         # spectral normalization does.
-        step.commit([_of_trainable(own) for own in writes], shares)
+        step.commit(
+            [_of_trainable(replica_writes) for replica_writes in writes], shares
+        )
         trained = variables or trainable_variables(optimizer)
         step.check_update([*optimizer.variables, *(variables or [])], trained)
         _check_gradients_add_up(step, trained)
@@ -96,15 +98,18 @@ def _update_together(
         if isinstance(runner, UpdatesShards):
             runner.update_shards(optimizer, gradients, weights, variables)
         else:
-            own = variables
-            if own is None:
-                own = trainable_variables(optimizer)
-            _check_count(optimizer, gradients[0], own)
+            updated_variables = variables
+            if updated_variables is None:
+                updated_variables = trainable_variables(optimizer)
+            _check_count(optimizer, gradients[0], updated_variables)
             entries = list(zip(leaves, shares, strict=True))
             sums = step.sum_gradients(
-                gradients, weights, own, exchange.terms_of(entries)
+                gradients,
+                weights,
+                updated_variables,
+                exchange.terms_of(entries),
             )
-            count = len(own)
+            count = len(updated_variables)
             with runner.updating(optimizer):
                 apply(optimizer, sums[:count], variables)
             run_together(riders, [exchange.as_sums(leaves[0], sums[count:])])
@@ -120,7 +125,9 @@ def _update_together(
             step.share,
             step.writes,
             leaves_of(riders),
-            None if variables is None else [id(each) for each in variables],
+            None
+            if variables is None
+            else [id(variable) for variable in variables],
         ),
     )
     for key in _of_trainable(step.writes):
@@ -195,7 +202,7 @@ def _check_gradients_add_up(
 
 
 def _of_trainable(writes: state.Writes) -> state.Writes:
-    return {key: each for key, each in writes.items() if each[0].trainable}
+    return {key: write for key, write in writes.items() if write[0].trainable}
 
 
 class _Here(threading.local):

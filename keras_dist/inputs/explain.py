@@ -134,7 +134,7 @@ class Explanation(Shown):
         has_workers = len({row.worker for row in self.rows}) > 1
         lines = []
         for row in self.rows:
-            own = pictures.HeldPart(
+            part = pictures.HeldPart(
                 row.first or 0,
                 row.num_rows,
                 color=pictures.BROWN if row.worker % 2 else pictures.PURPLE,
@@ -145,7 +145,7 @@ class Explanation(Shown):
             lines.append(
                 pictures.Line(
                     ", ".join(filter(None, names)),
-                    (own,) if row.num_rows else (),
+                    (part,) if row.num_rows else (),
                     _count_text(row.num_rows),
                 )
             )
@@ -205,9 +205,13 @@ def explain_data(
         return _of_parts(strategy, arrays)
     if not leaves_of(arrays):
         raise _no_batch(x)
-    is_alone = batch_size is None and all(each is None for each in more)
+    is_alone = batch_size is None and all(argument is None for argument in more)
     is_list = isinstance(x, list) and bool(x)
-    if is_alone and is_list and all(isinstance(each, tuple) for each in x):
+    if (
+        is_alone
+        and is_list
+        and all(isinstance(element, tuple) for element in x)
+    ):
         return _of_parts(strategy, _first_of(distribute_dataset(strategy, x)))
     if _are_arrays(arrays):
         batch = map_nest(readable, arrays)
@@ -249,7 +253,7 @@ def _are_arrays(nest: object) -> bool:
 
 
 def _check_alone(what: str, more: Sequence[Any], batch_size: object) -> None:
-    if batch_size is not None or any(each is not None for each in more):
+    if batch_size is not None or any(argument is not None for argument in more):
         raise ValueError(
             "`explain` takes `y`, `sample_weight` and `batch_size` with "
             f"arrays only. Received: {what}, and batch_size={batch_size}. "
@@ -308,11 +312,11 @@ def _of_batch(
 
     def shape_in(share: range) -> Callable[[Any], Any]:
         def shape(leaf: object) -> Any:
-            own = shape_of(leaf)
-            if not own:
+            full_shape = shape_of(leaf)
+            if not full_shape:
                 return None if leaf is None else ()
             is_cut = is_equal or not share
-            return (len(share) if is_cut else own[0], *own[1:])
+            return (len(share) if is_cut else full_shape[0], *full_shape[1:])
 
         return shape
 
@@ -333,9 +337,9 @@ def _of_parts(strategy: StrategyBase, element: object) -> Explanation:
     counts = [_num_rows(part) for part in parts]
     if workers is not None:
         counts = workers.concatenate_numbers(counts)
-    own: list[Any] = [map_nest(_shape, part) for part in parts]
+    local_shapes: list[Any] = [map_nest(_shape, part) for part in parts]
     before, total = plan.first_replica, sum(counts)
-    shapes = [None] * before + own
+    shapes = [None] * before + local_shapes
     shapes += [None] * (len(counts) - len(shapes))
     shares = ranges([0, *itertools.accumulate(counts)])
     notes = []
@@ -368,9 +372,9 @@ def _explanation(
     local = plan.num_local_replicas
     rows = []
     for index, (share, shape) in enumerate(zip(shares, shapes, strict=True)):
-        own = index - plan.first_replica
-        is_here = 0 <= own < local
-        device = str(plan.devices[own]) if is_here else None
+        local_index = index - plan.first_replica
+        is_here = 0 <= local_index < local
+        device = str(plan.devices[local_index]) if is_here else None
         rows.append(ReplicaRows(index // local, index, device, share, shape))
     title = repr(strategy).strip("<>")
     return Explanation(title, reader, tuple(rows), total, tuple(notes))

@@ -97,8 +97,8 @@ def feed_of_batches(strategy: StrategyBase, source: Source) -> Feed:
         rows = slice(plan.first_replica, plan.first_replica + parts)
         return GlobalFeed(whole, plan.num_replicas, rows)
     if policy is AutoShardPolicy.OFF:
-        own = ShardFeed(source, count, parts)
-        return _agreed(strategy, lambda _: own, off_in_fit(count))
+        local_feed = ShardFeed(source, count, parts)
+        return _agreed(strategy, lambda _: local_feed, off_in_fit(count))
 
     def feed_of(worker: int) -> Feed:
         shard = source.shard(policy.value, count, worker)
@@ -137,20 +137,20 @@ def _agreed(
         return feed_of(0)
     assert plan.cluster is not None and workers is not None
     index = plan.cluster.index
-    own = feed_of(index)
+    local_feed = feed_of(index)
 
     def everyone() -> Feed:
         if refusal is not None:
             raise ValueError(refusal)
         return ParallelFeed(
             [
-                own if worker == index else feed_of(worker)
+                local_feed if worker == index else feed_of(worker)
                 for worker in range(plan.num_workers)
             ],
             plan.num_local_replicas,
         )
 
-    return AgreedFeed(own, workers, plan.num_local_replicas, everyone)
+    return AgreedFeed(local_feed, workers, plan.num_local_replicas, everyone)
 
 
 class _State(enum.IntFlag):
@@ -172,26 +172,26 @@ class AgreedFeed(Feed):
 
     def __init__(
         self,
-        own: Feed,
+        local_feed: Feed,
         workers: Workers,
         parts: int,
         everyone: Callable[[], Feed],
     ) -> None:
-        self.restarts = own.restarts
-        self._own = own
+        self.restarts = local_feed.restarts
+        self._local_feed = local_feed
         self._workers = workers
         self._parts = parts
         self._everyone = everyone
-        count = own.cardinality
+        count = local_feed.cardinality
         counts = workers.concatenate_numbers([count])
         self._cardinality = counts[0] if len(set(counts)) == 1 else UNKNOWN
 
     def steps(self) -> Iterator[list[Any]]:
-        own = self._own.steps()
+        local_steps = self._local_feed.steps()
         at_end: tuple[list[Any] | None, _State] | None = None
         while True:
             try:
-                step = next(own, None)
+                step = next(local_steps, None)
                 # Computed once, because it may have to read data.
                 at_end = at_end or self._at_end(step)
             except Exception as error:
@@ -210,7 +210,7 @@ class AgreedFeed(Feed):
             yield step
             if self._cardinality == INFINITE:
                 # There is no end to agree on.
-                yield from own
+                yield from local_steps
                 return
 
     @of_its_own("the next batch")
@@ -222,9 +222,11 @@ class AgreedFeed(Feed):
         ]
         if state & _State.FAILED:
             return states
-        if any(each & _State.HAS_TOO_FEW_FILES for each in states):
+        if any(
+            worker_state & _State.HAS_TOO_FEW_FILES for worker_state in states
+        ):
             raise TooFewFilesError(len(states))
-        if any(each & _State.FAILED for each in states):
+        if any(worker_state & _State.FAILED for worker_state in states):
             raise WorkerLostError(
                 "Reading data failed on "
                 f"{self._names(states, _State.FAILED)}, so this worker can't "
@@ -264,11 +266,11 @@ class AgreedFeed(Feed):
         self, step: list[Any] | None
     ) -> tuple[list[Any] | None, _State]:
         """Returns this worker's parts of 0 rows, if any, and its flags."""
-        leaves_out = self._own.leaves_out
+        leaves_out = self._local_feed.leaves_out
         state = _State.LEAVES_OUT if leaves_out else _State(0)
         try:
             if step is None:
-                part = map_nest(_of_no_rows, self._own.spec)
+                part = map_nest(_of_no_rows, self._local_feed.spec)
             else:
                 # Copies: a view would keep the whole batch in memory.
                 part = map_nest(own_memory, empty(step[0]))
@@ -282,7 +284,7 @@ class AgreedFeed(Feed):
 
     @property
     def spec(self) -> Any:
-        return self._own.spec
+        return self._local_feed.spec
 
     def keras_data(self) -> Any:
         return self._everyone().keras_data()

@@ -82,12 +82,12 @@ class GlobalFeed(SourceFeed):
     """A feed of global batches, split over replicas if there are several."""
 
     def __init__(
-        self, source: Source, parts: int, own: slice = slice(None)
+        self, source: Source, parts: int, local_parts: slice = slice(None)
     ) -> None:
         if parts > 1:
             source.check_batched()
         super().__init__(source, parts)
-        self._own = own
+        self._local_parts = local_parts
 
     def steps(self) -> Iterator[list[Any]]:
         return map(self.split, self._source.read())
@@ -96,7 +96,7 @@ class GlobalFeed(SourceFeed):
         """Splits a global batch into parts for this worker's replicas."""
         if self._parts == 1:
             return [batch]
-        return cut(batch, self._parts, self._own)
+        return cut(batch, self._parts, self._local_parts)
 
     def trace(self) -> Any:
         """Returns the data to iterate over in a `tf.function`, or `None`."""
@@ -201,9 +201,17 @@ class ParallelFeed(Feed):
         for step in itertools.zip_longest(*passes):
             if None in step and self.leaves_out:
                 return
-            filled = next(own for own in step if own is not None)
+            filled = next(
+                worker_parts
+                for worker_parts in step
+                if worker_parts is not None
+            )
             rest = [empty(filled[0])] * self._parts
-            yield [p for own in step for p in (rest if own is None else own)]
+            yield [
+                p
+                for worker_parts in step
+                for p in (rest if worker_parts is None else worker_parts)
+            ]
 
     @property
     def cardinality(self) -> int:
@@ -229,19 +237,21 @@ class EvenStep(list[Any]):
     """A step with as many rows for each replica of all workers."""
 
 
-def cut(batch: object, parts: int, own: slice = slice(None)) -> list[Any]:
+def cut(
+    batch: object, parts: int, local_parts: slice = slice(None)
+) -> list[Any]:
     """Splits the rows of a global batch over replicas, in order."""
     edges = bounds(check_rows(batch), parts)
     batch = map_nest(sliceable, batch)
     shares = list(zip(edges[:-1], edges[1:], strict=True))
-    found = [rows_of(batch, slice(*share)) for share in shares[own]]
+    step = [rows_of(batch, slice(*share)) for share in shares[local_parts]]
     # In a graph of TensorFlow, the number of rows is not known.
     is_even = isinstance(edges[-1], int) and edges[-1] % parts == 0
-    return EvenStep(found) if is_even else found
+    return EvenStep(step) if is_even else step
 
 
 def rows_of(batch: object, rows: slice) -> Any:
-    def own(leaf: Any) -> Any:
+    def cut_leaf(leaf: Any) -> Any:
         if leaf is None:
             return None
         try:
@@ -254,7 +264,7 @@ def rows_of(batch: object, rows: slice) -> Any:
                 "arrays or dense tensors."
             ) from error
 
-    return map_nest(own, batch)
+    return map_nest(cut_leaf, batch)
 
 
 def empty(element: object) -> Any:

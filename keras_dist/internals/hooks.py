@@ -297,16 +297,16 @@ class _Places:
         """Returns the hooks of tables by attribute; `None` has the rows for
         subclasses."""
         rows = dict.fromkeys(row for table in tables for row in table.rows())
-        found: dict[Any, tuple[Hook, ...]] = {}
+        hooks: dict[Any, tuple[Hook, ...]] = {}
         for row in rows:
             if row.in_subclasses:
-                found[None] = (*found.get(None, ()), row)
+                hooks[None] = (*hooks.get(None, ()), row)
             hook = _watch(row) if row.in_subclasses else row
             key = hook.owner, hook.name
-            found[key] = (*found.get(key, ()), hook)
+            hooks[key] = (*hooks.get(key, ()), hook)
             if key not in self._known:
                 self._known[key] = _Place(*key)
-        return found
+        return hooks
 
     def _override(self, cls: Any, hook: Hook) -> None:
         """Puts a hook on a user's class, if it overrides the method."""
@@ -329,18 +329,18 @@ def _leads_to(value: object, ours: object) -> bool:
     """Returns whether a function that someone else has made calls ours."""
     ours = getattr(ours, "__func__", ours)
     waiting, seen = [value], set[int]()
-    for each in waiting:  # which grows
-        if each is ours:
+    for candidate in waiting:  # which grows
+        if candidate is ours:
             return True
-        is_function = callable(each) and not isinstance(each, type)
-        if isinstance(each, (staticmethod, classmethod, types.MethodType)):
-            waiting.append(each.__func__)
-        elif is_function and id(each) not in seen and len(seen) < 100:
-            seen.add(id(each))
-            if isinstance(each, functools.partial):
-                waiting.append(each.func)
-            waiting += getattr(each, "__dict__", {}).values()
-            for cell in getattr(each, "__closure__", None) or ():
+        is_function = callable(candidate) and not isinstance(candidate, type)
+        if isinstance(candidate, (staticmethod, classmethod, types.MethodType)):
+            waiting.append(candidate.__func__)
+        elif is_function and id(candidate) not in seen and len(seen) < 100:
+            seen.add(id(candidate))
+            if isinstance(candidate, functools.partial):
+                waiting.append(candidate.func)
+            waiting += getattr(candidate, "__dict__", {}).values()
+            for cell in getattr(candidate, "__closure__", None) or ():
                 with contextlib.suppress(ValueError):  # not assigned yet
                     waiting.append(cell.cell_contents)
     return False

@@ -122,8 +122,8 @@ def name_counts() -> dict[str, int]:
 
 def set_name_counts(counts: dict[str, int]) -> None:
     """Restores the numbers from `name_counts`."""
-    own = collections.defaultdict(int, counts)
-    global_state.set_global_attribute(_NAME_COUNTS, own)
+    numbers = collections.defaultdict(int, counts)
+    global_state.set_global_attribute(_NAME_COUNTS, numbers)
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any] | None:
@@ -179,15 +179,17 @@ def losses_with_own_call() -> list[Any]:
     From Keras 3.16, there are others that don't call that of `Loss`.
     """
     loss = keras.losses.Loss
-    found = (each for each in vars(keras.losses).values() if each is not loss)
+    members = (
+        member for member in vars(keras.losses).values() if member is not loss
+    )
     return [
         loss,
         *(
-            each
-            for each in found
-            if inspect.isclass(each)
-            and issubclass(each, loss)
-            and "__call__" in vars(each)
+            member
+            for member in members
+            if inspect.isclass(member)
+            and issubclass(member, loss)
+            and "__call__" in vars(member)
         ),
     ]
 
@@ -237,8 +239,8 @@ def inherit_thread_state(state: dict[str, Any]) -> None:
         if name == _COMPILATION:
             context.inherit_tracing(value)
             continue
-        own = list(value) if name == _NAMES else value
-        global_state.set_global_attribute(name, own)
+        copied = list(value) if name == _NAMES else value
+        global_state.set_global_attribute(name, copied)
 
 
 def session() -> object:

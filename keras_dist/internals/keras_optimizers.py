@@ -40,9 +40,9 @@ def build_without_values(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> None:
     """Builds an optimizer for variables without values; it can't be applied."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            vars(each)["_var_key"] = id
+    for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if part is not None:
+            vars(part)["_var_key"] = id
     # Outlines, because some backends would read a variable's value.
     optimizer.build([_Outline(variable) for variable in variables])
 

@@ -40,7 +40,7 @@ def saveables(model: keras.Model, is_saving: bool = False) -> dict[str, Any]:
     `is_saving`, sets and what properties return are also looked through, where
     a checkpoint can't find an object again.
     """
-    found: dict[str, Any] = {}
+    things: dict[str, Any] = {}
     followed = (*_FOLLOWED, set, frozenset) if is_saving else _FOLLOWED
     known = {id(model): model}  # kept alive: properties make containers
     waiting = collections.deque([("", model)])
@@ -48,7 +48,7 @@ def saveables(model: keras.Model, is_saving: bool = False) -> dict[str, Any]:
         place, thing = waiting.popleft()
         is_object = isinstance(thing, Saveable)
         if is_object:
-            found[place.removeprefix(".")] = thing
+            things[place.removeprefix(".")] = thing
         children = [
             (_part(is_object, key, position), child)
             for position, (key, child) in enumerate(_inside(thing, is_saving))
@@ -61,7 +61,7 @@ def saveables(model: keras.Model, is_saving: bool = False) -> dict[str, Any]:
             if id(child) not in known:
                 known[id(child)] = child
                 waiting.append((place + part, child))
-    return found
+    return things
 
 
 def all_optimizers(model: keras.Model) -> dict[str, Any]:
@@ -94,10 +94,12 @@ def layer_variables(model: keras.Model) -> list[keras.Variable]:
 
 def all_variables(model: keras.Model) -> list[keras.Variable]:
     """Returns all variables of a model, its optimizers and its metrics."""
-    found = saveables(model)
-    owners = [*_optimizers(model, found).values(), *_metrics(model, found)]
-    variables = _of_layers(model, found)
-    return unique([*variables, *(v for each in owners for v in each.variables)])
+    things = saveables(model)
+    owners = [*_optimizers(model, things).values(), *_metrics(model, things)]
+    variables = _of_layers(model, things)
+    return unique(
+        [*variables, *(v for owner in owners for v in owner.variables)]
+    )
 
 
 def check_found(model: keras.Model) -> None:
@@ -121,14 +123,17 @@ def unique(things: Iterable[Any]) -> list[Any]:
     return list({id(thing): thing for thing in things}.values())
 
 
-def _optimizers(model: keras.Model, found: dict[str, Any]) -> dict[str, Any]:
+def _optimizers(model: keras.Model, things: dict[str, Any]) -> dict[str, Any]:
     compiled = getattr(model, COMPILED, None)
     optimizers = {} if compiled is None else {COMPILED: compiled}
-    for place, thing in found.items():
+    for place, thing in things.items():
         is_one = isinstance(thing, keras.optimizers.Optimizer)
         if is_one and thing is not compiled:
             optimizers[place] = thing
-    ids = {p: set(map(id, each.variables)) for p, each in optimizers.items()}
+    ids = {
+        p: set(map(id, optimizer.variables))
+        for p, optimizer in optimizers.items()
+    }
     return {
         place: optimizer
         for place, optimizer in optimizers.items()
@@ -137,25 +142,27 @@ def _optimizers(model: keras.Model, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(
-    model: keras.Model, found: dict[str, Any]
+    model: keras.Model, things: dict[str, Any]
 ) -> list[keras.metrics.Metric]:
     places = [
         place
-        for place, thing in found.items()
+        for place, thing in things.items()
         if isinstance(thing, keras.metrics.Metric)
     ]
     # A metric updates those inside of it.
     inside = tuple(place + end for place in places for end in ".[")
-    outermost = [found[each] for each in places if not each.startswith(inside)]
+    outermost = [
+        things[place] for place in places if not place.startswith(inside)
+    ]
     return unique([*own_metrics(model), *outermost])
 
 
 def _of_layers(
-    model: keras.Model, found: dict[str, Any]
+    model: keras.Model, things: dict[str, Any]
 ) -> list[keras.Variable]:
     variables = list(model.variables)
     known = set(map(id, model._flatten_layers()))
-    for thing in found.values():
+    for thing in things.values():
         if isinstance(thing, keras.Layer) and id(thing) not in known:
             variables += thing.variables
     return unique(variables)
@@ -193,11 +200,11 @@ def _attributes(thing: Any, is_saving: bool) -> dict[str, Any]:
             with contextlib.suppress(Exception):
                 if hasattr(type(value), "__get__"):
                     of_class[name] = getattr(thing, name)
-    own = vars(thing)
-    names = own.keys()
+    instance_attributes = vars(thing)
+    names = instance_attributes.keys()
     if isinstance(thing, keras.Layer):
         names -= _of_each_layer()
-    return {**of_class, **{name: own[name] for name in names}}
+    return {**of_class, **{name: instance_attributes[name] for name in names}}
 
 
 @functools.cache

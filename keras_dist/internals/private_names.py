@@ -22,9 +22,9 @@ def private(*places: str) -> Any:
         ModuleNotFoundError: If the package is not installed.
     """
     for place in places:
-        found = _look_up(place)
-        if found is not _GONE:
-            return found
+        target = _look_up(place)
+        if target is not _GONE:
+            return target
     package = places[0].partition(".")[0]
     version = getattr(importlib.import_module(package), "__version__", "?")
     raise versions.unsupported(package)(
@@ -36,15 +36,15 @@ def private(*places: str) -> Any:
 
 def _look_up(place: str) -> Any:
     path, *names = place.split(".")
-    found: Any = importlib.import_module(path)
+    target: Any = importlib.import_module(path)
     for name in names:
         path = f"{path}.{name}"
-        owner, found = found, getattr(found, name, _GONE)
-        if found is _GONE and isinstance(owner, ModuleType):
-            found = _module(path)
-        if found is _GONE:
+        owner, target = target, getattr(target, name, _GONE)
+        if target is _GONE and isinstance(owner, ModuleType):
+            target = _module(path)
+        if target is _GONE:
             break
-    return found
+    return target
 
 
 def _module(path: str) -> Any:

@@ -38,7 +38,7 @@ def resolve(address: str) -> tuple[str, int]:
     """Returns the IP address of an address's host, and the port."""
     host, port = split(address)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ClusterError(
             f"The host of {address!r} is unknown ({error.strerror}). "
@@ -47,7 +47,9 @@ def resolve(address: str) -> tuple[str, int]:
         ) from error
     # A host may have several addresses. All workers must choose the same one,
     # because the first worker listens on that one only.
-    number = min(found, key=lambda each: each[0] != socket.AF_INET)[4][0]
+    number = min(
+        candidates, key=lambda candidate: candidate[0] != socket.AF_INET
+    )[4][0]
     return str(number), port
 
 
@@ -57,15 +59,15 @@ def numeric(address: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def own_host(own: str, leader: str) -> str:
+def own_host(address: str, leader: str) -> str:
     """Returns the IP address at which other workers reach this worker.
 
     Launchers such as torchrun name the first worker's host alone. The address
     of another worker is then empty, and its host is the address from which it
     would reach the first one.
     """
-    if own:
-        return resolve(own)[0]
+    if address:
+        return resolve(address)[0]
     # Connecting a datagram socket sends nothing.
     family, _, _, _, where = socket.getaddrinfo(
         *split(leader), type=socket.SOCK_DGRAM
@@ -142,6 +144,6 @@ def sockets_of(port: int, state: str) -> Iterator[str]:
             table = pathlib.Path("/proc/self/net", name).read_text()
             for line in table.splitlines()[1:]:
                 words = line.split()
-                own = int(words[1].rpartition(":")[2], 16)
-                if (own, words[3]) == (port, state):
+                local_port = int(words[1].rpartition(":")[2], 16)
+                if (local_port, words[3]) == (port, state):
                     yield words[9]

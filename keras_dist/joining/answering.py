@@ -136,13 +136,13 @@ class _Answer:
             connection.sendall(self._line)
             while True:
                 connection.settimeout(left())
-                told = _parsed(lines.readline(LONGEST))
-                if "refused" in told:
-                    raise ClusterError(told["refused"])
-                if not told or "go" in told:
-                    return bool(told)
-                self._present = set(told["present"])
-                self._turned_away = told["turned_away"]
+                message = _parsed(lines.readline(LONGEST))
+                if "refused" in message:
+                    raise ClusterError(message["refused"])
+                if not message or "go" in message:
+                    return bool(message)
+                self._present = set(message["present"])
+                self._turned_away = message["turned_away"]
 
     def _hint(self) -> str:
         if self._turned_away:
@@ -175,7 +175,7 @@ class _Answer:
 def _parsed(line: bytes) -> dict[str, Any]:
     """Parses a line of the roll call; empty if it is none."""
     try:
-        told = json.loads(line)
+        message = json.loads(line)
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return message if isinstance(message, dict) else {}

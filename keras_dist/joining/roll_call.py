@@ -99,7 +99,7 @@ class _Roll:
         self._turned_away: list[str] = []
         # By position, why a worker that comes is refused, with the others.
         self._refused: dict[int, str] = {}
-        self._told: dict[str, Any] = {}
+        self._last_news: dict[str, Any] = {}
 
     def call(self, parent: Any) -> None:
         while len(self._present) < self._facts.workers:
@@ -168,7 +168,7 @@ class _Roll:
         else:
             token = said.get("token")
             self._present[index] = _Worker(connection, process, token)
-            self._told = {}
+            self._last_news = {}
 
     def _of_another_job(self, who: str) -> str:
         host, port, *_ = self._listener.getsockname()
@@ -208,13 +208,13 @@ class _Roll:
             "present": sorted(self._present),
             "turned_away": self._turned_away,
         }
-        if news != self._told:
+        if news != self._last_news:
             self._tell_all(**news)
-        self._told = news
+        self._last_news = news
 
-    def _tell_all(self, **told: Any) -> None:
+    def _tell_all(self, **message: Any) -> None:
         for worker in self._present.values():
-            _tell(worker.connection, **told)
+            _tell(worker.connection, **message)
 
 
 @contextlib.contextmanager
@@ -251,9 +251,9 @@ def _heard(connection: socket.socket) -> dict[str, Any]:
     return dict(said)
 
 
-def _tell(connection: socket.socket, **told: Any) -> None:
+def _tell(connection: socket.socket, **message: Any) -> None:
     with contextlib.suppress(OSError):
-        connection.sendall(json.dumps(told).encode() + b"\n")
+        connection.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _shown(value: object) -> str:

@@ -118,17 +118,17 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 def free_addresses(count: int, avoid: Collection[str] = ()) -> list[str]:
     """Returns different loopback addresses that nothing listens on."""
-    found: list[str] = []
+    addresses: list[str] = []
     with contextlib.ExitStack() as bound:
         # Sockets stay bound until all are found: a port let go may be found
         # again.
-        while len(found) < count:
+        while len(addresses) < count:
             listener = bound.enter_context(socket.socket())
             _bind(listener)
             address = f"{LOOPBACK}:{listener.getsockname()[1]}"
             if address not in avoid:
-                found.append(address)
-    return found
+                addresses.append(address)
+    return addresses
 
 
 def _bind(listener: socket.socket) -> None:

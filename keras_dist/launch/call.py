@@ -63,7 +63,7 @@ def work() -> None:
     try:
         outcome = Outcome(cloudpickle.dumps(_call(folder)))
     except Exception as error:
-        outcome = Outcome(_portable(error), _told(error))
+        outcome = Outcome(_portable(error), _traceback_of(error))
         status = RESTART_EXIT_CODE if _lost_a_peer(error) else 1
     unfinished = folder / f"{index}.unfinished"
     unfinished.write_bytes(pickle.dumps(outcome))
@@ -93,7 +93,7 @@ def _portable(error: Exception) -> bytes | None:
     return data if same else None
 
 
-def _told(error: Exception) -> str:
+def _traceback_of(error: Exception) -> str:
     """Returns the traceback, from the user's function on."""
     frames = error.__traceback__
     for _ in range(2):

@@ -20,8 +20,8 @@ MODULE = "keras_dist.launch.coordinator"
 
 def find(backend: str) -> EntryPoint | None:
     """Returns the entry point of a backend's coordinator, or `None`."""
-    found = entry_points(group=ENTRY_POINT_GROUP, name=backend)
-    return next(iter(found), None)
+    matches = entry_points(group=ENTRY_POINT_GROUP, name=backend)
+    return next(iter(matches), None)
 
 
 def command(backend: str, address: str, num_workers: int) -> tuple[str, ...]:
@@ -34,10 +34,10 @@ def command(backend: str, address: str, num_workers: int) -> tuple[str, ...]:
 def main() -> None:
     """Runs the coordinator that the command line names."""
     backend, address, num_workers = sys.argv[1:]
-    found = find(backend)
-    if found is None:
+    entry_point = find(backend)
+    if entry_point is None:
         sys.exit(f"No coordinator is registered for {backend!r}.")
-    found.load()(address, int(num_workers))
+    entry_point.load()(address, int(num_workers))
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ class Failure:
     @property
     def blamed(self) -> str | None:
         """The name of the worker that this one says it lost, or `None`."""
-        told = last_lines(self.stderr)
-        lost = LOST_A_PEER.search(told)
-        names = ANOTHER.findall(told, lost.end()) if lost else []
+        output = last_lines(self.stderr)
+        lost = LOST_A_PEER.search(output)
+        names = ANOTHER.findall(output, lost.end()) if lost else []
         return next((name for name in names if name != self.name), None)
 
     @property
@@ -98,12 +98,12 @@ class Failure:
         if self.stayed_alone:
             return f"{self.name} {self.how()}. {STAYED_ALONE}"
         lines = [f"{self.name} failed first: it {self.how()}"]
-        told = last_lines(self.stderr)
+        output = last_lines(self.stderr)
         if self.told_by is not None and not self.has_traceback:
             lines.append(f"{self.told_by.name} says:")
-            told = last_lines(self.told_by.stderr)
-        if told:
-            lines += [f"  {line}" for line in told.splitlines()]
+            output = last_lines(self.told_by.stderr)
+        if output:
+            lines += [f"  {line}" for line in output.splitlines()]
         else:
             lines.append("It wrote nothing to stderr.")
         if self.log is not None:

@@ -139,7 +139,7 @@ def _check(
 
 
 def _backend(name: str | None) -> str:
-    known = [each.name for each in packages.backends()]
+    known = [backend.name for backend in packages.backends()]
     if name is not None and name not in known:
         raise ValueError(
             f"keras_dist has no backend {name!r}. Received: backend={name!r}. "
@@ -167,13 +167,13 @@ def _raise(failure: "Failure", outcome: "Outcome | None") -> NoReturn:
     """Raises the exception of a worker as if it had been raised here."""
     if outcome is None or not outcome.traceback:
         raise RuntimeError(failure.report())
-    told = f"{failure.name} raised this error:\n{outcome.traceback}"
+    note = f"{failure.name} raised this error:\n{outcome.traceback}"
     try:
         error = outcome.load()
     except Exception:
         # Its class can't be imported here, or its own methods raise anything.
         error = None
     if error is None:
-        raise RuntimeError(told)
-    error.add_note(told)
+        raise RuntimeError(note)
+    error.add_note(note)
     raise error from None

@@ -40,7 +40,7 @@ class ProcessGroup:
         self._on_failure = on_failure
         self._workers: list[Member] = []
         self._coordinator: Member | None = None
-        self._told: list[int] = []
+        self._signals: list[int] = []
         self._deadline: float | None = None
 
     def run(self, timeout: float | None = None) -> Failure | None:
@@ -59,7 +59,7 @@ class ProcessGroup:
 
     def stop(self, number: int) -> None:
         """Sends a signal to all workers, and SIGKILL after the grace time."""
-        self._told.append(number)
+        self._signals.append(number)
         if self._deadline is None:
             self._deadline = time.monotonic() + self._grace
         for worker in self._workers:
@@ -70,7 +70,7 @@ class ProcessGroup:
 
     def kill(self) -> None:
         """Kills all workers, and all that they started, at once."""
-        self._told.append(signal.SIGKILL)
+        self._signals.append(signal.SIGKILL)
         for worker in self._workers:
             worker.kill()
 
@@ -83,7 +83,7 @@ class ProcessGroup:
         for program in self._programs:
             self._workers.append(start(program))
             # Workers that had been started when a signal came have it already.
-            for number in tuple(self._told):
+            for number in tuple(self._signals):
                 self._workers[-1].signal(number)
 
     def _wait(self, timeout: float | None) -> None:
@@ -93,7 +93,7 @@ class ProcessGroup:
             self._decide()
             running = self._running()
             is_late = end is not None and time.monotonic() > end
-            if running and is_late and not self._told:
+            if running and is_late and not self._signals:
                 names = ", ".join(m.program.name for m in running)
                 raise TimeoutError(
                     f"Not done after {timeout} seconds: {names}. All workers "
@@ -110,7 +110,7 @@ class ProcessGroup:
         now = time.monotonic()
         for member in self._members():
             member.poll(now)
-            if not self._told and member.failure is not None:
+            if not self._signals and member.failure is not None:
                 # Output from here on is shown after the report.
                 self._screen.hold()
         if self._deadline is not None and now > self._deadline:
@@ -123,7 +123,7 @@ class ProcessGroup:
 
     def _decide(self) -> None:
         """Ends all workers when one has failed, once it is clear which one."""
-        if self._told:
+        if self._signals:
             return
         failures = [m.failure for m in self._workers if m.failure is not None]
         service = self._coordinator
@@ -152,16 +152,16 @@ class ProcessGroup:
     def _blamed_by(self, cause: Failure) -> Failure | None:
         """Returns the failure of a running worker that others lost, if any."""
         running = {m.program.name: m for m in self._running()}
-        found, name = None, cause.blamed
+        failure, name = None, cause.blamed
         while name in running:
-            found = running.pop(name).lost(cause)
-            name = found.blamed
-        return found
+            failure = running.pop(name).lost(cause)
+            name = failure.blamed
+        return failure
 
     def _end(self) -> None:
         """Ends all processes that still run: by SIGTERM, then by SIGKILL."""
         try:
-            if self._running() and not self._told:
+            if self._running() and not self._signals:
                 self.stop(signal.SIGTERM)
             while not all(worker.gone for worker in self._workers):
                 self._turn()
@@ -170,7 +170,7 @@ class ProcessGroup:
                 deadline = time.monotonic() + self._grace
                 while not self._coordinator.gone:
                     if (
-                        signal.SIGKILL in self._told
+                        signal.SIGKILL in self._signals
                         or time.monotonic() > deadline
                     ):
                         self._coordinator.kill()

@@ -40,7 +40,7 @@ class Screen:
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
         self._streams = {"stdout": stdout, "stderr": stderr}
-        self._held: list[tuple[StreamName, bytes, object]] | None = None
+        self._buffered: list[tuple[StreamName, bytes, object]] | None = None
         # The writer of the unfinished line at the terminal's cursor.
         self._unfinished: object = None
         self._end_waiting: Callable[[], object] | None = None
@@ -66,8 +66,8 @@ class Screen:
 
     def write(self, stream: StreamName, data: bytes, writer: object) -> None:
         """Writes output of a worker, or keeps it while output is held back."""
-        if self._held is not None:
-            self._held.append((stream, data, writer))
+        if self._buffered is not None:
+            self._buffered.append((stream, data, writer))
             return
         if self.is_terminal(stream):
             # One writer does not continue another one's unfinished line.
@@ -83,17 +83,17 @@ class Screen:
             f"{line}\n" if line.startswith(" ") else f"keras-dist: {line}\n"
             for line in text.splitlines()
         )
-        held, self._held = self._held, None
+        buffered, self._buffered = self._buffered, None
         self.write("stderr", lines.encode(), self)
-        self._held = held
+        self._buffered = buffered
 
     def hold(self) -> None:
-        if self._held is None:
-            self._held = []
+        if self._buffered is None:
+            self._buffered = []
 
     def release(self) -> None:
-        held, self._held = self._held or [], None
-        for stream, data, writer in held:
+        buffered, self._buffered = self._buffered or [], None
+        for stream, data, writer in buffered:
             self.write(stream, data, writer)
 
     def _put(self, name: StreamName, data: bytes) -> None:

@@ -88,11 +88,11 @@ def load_of_parameters(
             "how many numbers it keeps for each parameter; or --model."
         )
     count = SLOTS[name] if slots is None else slots
-    each = VARIABLE_BYTES[dtype]
+    itemsize = VARIABLE_BYTES[dtype]
     scaling = _SCALING if dtype == "mixed_float16" else 0
     return Load(
-        trainable=num_parameters * each,
-        slots=(Flat(num_parameters, each),) * count,
+        trainable=num_parameters * itemsize,
+        slots=(Flat(num_parameters, itemsize),) * count,
         counters=_COUNTERS + scaling,
     )
 
@@ -153,22 +153,24 @@ def memory(
     if not parameter_devices:
         count = placement.num_replicas
         state = load.optimizer(count if placement.split else 1)
-        each = Memory(load.weights, state, 0, load.trainable, activations)
+        device_memory = Memory(
+            load.weights, state, 0, load.trainable, activations
+        )
         if placement.split == ALL_SPLIT:
             part = math.ceil(load.weights / count)
             gradients = math.ceil(load.trainable / count)
             copies = load.weights - part
-            each = Memory(part, state, copies, gradients, activations)
-        return dict.fromkeys(placement.devices, each)
+            device_memory = Memory(part, state, copies, gradients, activations)
+        return dict.fromkeys(placement.devices, device_memory)
     result = {}
     for name in placement.all_devices:
         computes, keeps = name in placement.devices, name in parameter_devices
-        own = 1 / len(parameter_devices) if keeps else 0.0
+        share = 1 / len(parameter_devices) if keeps else 0.0
         result[name] = Memory(
-            math.ceil(own * load.weights),
-            math.ceil(own * load.optimizer()),
-            math.floor((1 - own) * load.weights) if computes else 0,
-            load.trainable if computes else math.ceil(own * load.trainable),
+            math.ceil(share * load.weights),
+            math.ceil(share * load.optimizer()),
+            math.floor((1 - share) * load.weights) if computes else 0,
+            load.trainable if computes else math.ceil(share * load.trainable),
             activations if computes else 0,
         )
     return result
@@ -222,7 +224,7 @@ def transfers(
 def bytes_sent(
     load: Load, placement: Placement, kept: Mapping[str, Kept] | None = None
 ) -> int:
-    return sum(each.total for each in transfers(load, placement, kept))
+    return sum(transfer.total for transfer in transfers(load, placement, kept))
 
 
 def _all_reduce(
@@ -243,8 +245,8 @@ def _all_reduce(
     kinds: tuple[str, ...] = ("gradients, all-reduce",)
     if placement.split:
         kinds = "gradients, reduce-scatter", "parameters, all-gather"
-    each = math.ceil(total / len(kinds) / len(names))
-    sent = tuple((name, each) for name in names)
+    per_device = math.ceil(total / len(kinds) / len(names))
+    sent = tuple((name, per_device) for name in names)
     return tuple(
         Transfer(what, between, sent, times * total // len(kinds))
         for what in kinds
@@ -275,12 +277,12 @@ def _to_and_from_parameter_devices(
         Transfer(
             what,
             "devices",
-            tuple((name, sent) for name, sent in each.items() if sent),
-            placement.num_workers * sum(each.values()),
+            tuple((name, sent) for name, sent in by_device.items() if sent),
+            placement.num_workers * sum(by_device.values()),
         )
-        for what, each in (
+        for what, by_device in (
             ("parameters, to replicas", parameters),
             ("gradients, to parameters", gradients),
         )
-        if any(each.values())
+        if any(by_device.values())
     )

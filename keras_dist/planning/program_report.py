@@ -69,15 +69,15 @@ def programs_json(
 
 
 def _program_json(program: CompiledProgram, kind: TargetKind) -> dict[str, Any]:
-    found = {
+    content = {
         **dataclasses.asdict(program),
         "kept": program.kept,
         "sent": program.sent,
         "fits": fits(program, kind),
     }
     if program.refusal:
-        found |= dict.fromkeys(_FIELDS_OF_COMPILER)
-    return found
+        content |= dict.fromkeys(_FIELDS_OF_COMPILER)
+    return content
 
 
 def fits(program: CompiledProgram, kind: TargetKind) -> bool | None:
@@ -152,13 +152,13 @@ def _collectives(program: CompiledProgram) -> Table:
         ("Each sends", tables.NUMBER),
         rows=[
             (
-                each.kind,
-                f"{each.devices:,}",
-                f"{each.count:,}",
-                tables.bytes_text(each.num_bytes),
-                tables.bytes_text(each.sent),
+                collective.kind,
+                f"{collective.devices:,}",
+                f"{collective.count:,}",
+                tables.bytes_text(collective.num_bytes),
+                tables.bytes_text(collective.sent),
             )
-            for each in program.collectives
+            for collective in program.collectives
         ],
     )
 

@@ -80,4 +80,4 @@ class CompiledProgram:
     @property
     def sent(self) -> int:
         """Bytes that each device sends in a step."""
-        return sum(each.sent for each in self.collectives)
+        return sum(collective.sent for collective in self.collectives)

@@ -221,15 +221,17 @@ def _plan_json(
         "workers": placement.num_workers,
         "memory": {
             name: {
-                **dataclasses.asdict(each),
-                "kept": each.kept,
-                "in_a_step": each.most,
+                **dataclasses.asdict(device_memory),
+                "kept": device_memory.kept,
+                "in_a_step": device_memory.most,
             }
-            for name, each in memory(load, placement, activations).items()
+            for name, device_memory in memory(
+                load, placement, activations
+            ).items()
         },
         "transfers": [
-            dataclasses.asdict(each) | {"sent": dict(each.sent)}
-            for each in transfers(load, placement)
+            dataclasses.asdict(transfer) | {"sent": dict(transfer.sent)}
+            for transfer in transfers(load, placement)
         ],
         "bytes_sent": bytes_sent(load, placement),
     }

@@ -190,8 +190,8 @@ class TableReport(JupyterMixin):
         if self.title:
             yield Text(self.title)
             yield Text()
-        for each in self.tables:
-            yield each
+        for report_table in self.tables:
+            yield report_table
             yield Text()
         for note in self.notes:
             yield Text(note)
@@ -223,10 +223,10 @@ class Shown(JupyterMixin, ABC):
 
 def alike(pairs: Iterable[tuple[str, T]]) -> list[tuple[str, T]]:
     """Merges pairs that have the same second item; joins their names."""
-    found: dict[T, list[str]] = {}
+    groups: dict[T, list[str]] = {}
     for name, what in pairs:
-        found.setdefault(what, []).append(name)
-    return [(names_text(names), what) for what, names in found.items()]
+        groups.setdefault(what, []).append(name)
+    return [(names_text(names), what) for what, names in groups.items()]
 
 
 def transfer_table(transfers: Sequence[Transfer]) -> Table:
@@ -254,7 +254,7 @@ def memory_table(title: str, memory: Mapping[str, Memory]) -> Table:
     groups = alike(memory.items())
     made = table(title, ("", WORD), *((names, NUMBER) for names, _ in groups))
     for head, field in _MEMORY.items():
-        numbers = [getattr(each, field) for _, each in groups]
+        numbers = [getattr(device_memory, field) for _, device_memory in groups]
         if any(numbers) or head not in _OPTIONAL:
             style = "bold" if field in ("kept", "most") else ""
             made.add_row(head, *map(bytes_text, numbers), style=style)

@@ -195,16 +195,16 @@ def get_backend() -> Backend:
 
 @functools.cache
 def _load(name: str) -> Backend:
-    found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
-    if name not in found:
+    plugins = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in plugins:
         raise BackendNotFoundError(
             f"keras_dist has no plugin for the Keras backend '{name}'. "
-            f"Installed: {sorted(found) or 'none'}. Choose one of them with "
+            f"Installed: {sorted(plugins) or 'none'}. Choose one of them with "
             "the environment variable KERAS_BACKEND, or install a plugin "
             f"that registers '{name}' under '{ENTRY_POINT_GROUP}'."
         )
     try:
-        backend: Backend = found[name].load()()
+        backend: Backend = plugins[name].load()()
     except ModuleNotFoundError as error:
         raise BackendNotFoundError(
             f"The keras_dist plugin for '{name}' needs the module "

@@ -71,7 +71,7 @@ def values_of(
         if rows is not None and shape:
             shape = (rows[index], *shape[1:])
         dtype = np.dtype(like.dtype)
-        own = np.frombuffer(data, dtype, math.prod(shape), start)
-        values.append(own.reshape(shape))
-        start += own.nbytes
+        array = np.frombuffer(data, dtype, math.prod(shape), start)
+        values.append(array.reshape(shape))
+        start += array.nbytes
     return values

@@ -62,7 +62,7 @@ class Compiler(ABC):
 
         what = f"the compiled function '{function.name}'"
         result = call.sync(what, run_together, (args, kwargs))
-        return call.replica.own(result)
+        return call.replica.components_of(result)
 
     def scan(
         self,
@@ -73,8 +73,8 @@ class Compiler(ABC):
         """Runs a function for one batch after another; each leaf of its results
         is stacked along a new first axis."""
         results = [
-            snapshot(self.run(strategy, function, each, None))
-            for each in batches
+            snapshot(self.run(strategy, function, batch, None))
+            for batch in batches
         ]
         return stack_steps(strategy, results)
 
@@ -130,11 +130,16 @@ def _column(
         )
     if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
         return _tensor(leaves, join)
-    each = [strategy.experimental_local_results(leaf) for leaf in leaves]
+    local_results = [
+        strategy.experimental_local_results(leaf) for leaf in leaves
+    ]
     count = strategy.plan.num_local_replicas
-    parts = [parts if len(parts) == count else parts * count for parts in each]
+    parts = [
+        parts if len(parts) == count else parts * count
+        for parts in local_results
+    ]
     return strategy.executor.per_replica(
-        [_tensor(list(own), join) for own in zip(*parts, strict=True)]
+        [_tensor(list(column), join) for column in zip(*parts, strict=True)]
     )
 
 
@@ -204,7 +209,7 @@ def _name(function: CompiledFunction, args: Any, kwargs: Any, leaf: Any) -> str:
     except (TypeError, ValueError):  # the call itself will raise
         named = {**{str(i): arg for i, arg in enumerate(args)}, **kwargs}
     for name, value in named.items():
-        if any(each is leaf for each in nests.leaves_of(value)):
+        if any(candidate is leaf for candidate in nests.leaves_of(value)):
             return f"`{name}`"
     return "of unknown name"
 

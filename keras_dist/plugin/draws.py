@@ -100,13 +100,13 @@ def rows_by_size(
     return None
 
 
-def _checked(found: Rows, share: RowShard) -> Rows:
+def _checked(drawn: Rows, share: RowShard) -> Rows:
     """Returns the whole for a size that is no multiple of the rows."""
     rows = ops.maximum(share.rows, 1)
-    is_multiple = ops.equal(found.size // rows * rows, found.size)
-    return found._replace(
-        start=ops.where(is_multiple, found.start, 0),
-        total=ops.where(is_multiple, found.total, found.size),
+    is_multiple = ops.equal(drawn.size // rows * rows, drawn.size)
+    return drawn._replace(
+        start=ops.where(is_multiple, drawn.start, 0),
+        total=ops.where(is_multiple, drawn.total, drawn.size),
     )
 
 
@@ -199,7 +199,7 @@ class Draw:
             rows: `Rows`, this replica's.
             gather: Callable from such a parameter, and the axis of its rows.
         """
-        found = {}
+        parameters = {}
         for name in _PARAMETERS:
             value = self.arguments.get(name)
             dims = len(getattr(value, "shape", ()))
@@ -207,8 +207,8 @@ class Draw:
                 continue
             axis = rows.axis - len(self.shape) + dims
             if axis >= 0 and _may_equal(value.shape[axis], rows.size):
-                found[name] = gather(value, axis)
-        return found
+                parameters[name] = gather(value, axis)
+        return parameters
 
     def for_all(
         self,

@@ -211,8 +211,8 @@ class Executor(ABC):
         primary = self.plan.primary
         within = op if self.workers is None else total_of(op)
         combined = [
-            combine(within, [self.put(value, primary) for value in each])
-            for each in values
+            combine(within, [self.put(value, primary) for value in components])
+            for components in values
         ]
         if self.workers is not None:
             count = self.plan.num_replicas
@@ -241,10 +241,10 @@ class Executor(ABC):
             axis: Integer, not negative.
         """
         here = [self.put(value, self.plan.primary) for value in values]
-        own = ops.concatenate(here, axis=axis)
+        local_tensor = ops.concatenate(here, axis=axis)
         if self.workers is None:
-            return own
-        return self.workers.concatenate(own, axis)
+            return local_tensor
+        return self.workers.concatenate(local_tensor, axis)
 
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
@@ -261,7 +261,9 @@ class Executor(ABC):
         everyone = list(values)
         if self.workers is not None:
             tensor = ops.convert_to_tensor(values[0])
-            everyone += [each[0] for each in self.workers.gather([tensor])]
+            everyone += [
+                tensors[0] for tensors in self.workers.gather([tensor])
+            ]
         first, *others = [ops.convert_to_numpy(value) for value in everyone]
         for other in others:
             if not _is_equal(first, other):

@@ -46,13 +46,13 @@ def packed(
     size: int, entry: Record, before: str, head: bytes, body: bytes, total: int
 ) -> np.ndarray:
     """Returns a frame as an array of bytes; the total may be of more bytes."""
-    own = np.zeros(size, np.uint8)
+    frame = np.zeros(size, np.uint8)
     fields = _FIELDS.pack(entry.code, len(head), total)
     words = _filled(entry.text, _WORDS) + _filled(before, _WORDS_BEFORE)
     content = head + body if len(head) <= room(size) else b""
     data = fields + words + content
-    own[: len(data)] = np.frombuffer(data, np.uint8)
-    return own
+    frame[: len(data)] = np.frombuffer(data, np.uint8)
+    return frame
 
 
 def unpacked(row: np.ndarray) -> Frame:

@@ -105,8 +105,8 @@ class SignsOfLife(ABC):
             thread.start()
 
     def _start_pulse(self) -> None:
-        own = self._cluster.addresses[self._cluster.index]
-        host = own_host(own, self._cluster.leader)
+        address = self._cluster.addresses[self._cluster.index]
+        host = own_host(address, self._cluster.leader)
         self._pulse = Pulse(listen(f"[{host}]:0"))
         # At once: native code may hold the lock from now on.
         with contextlib.suppress(ConnectionError):
@@ -136,9 +136,9 @@ class SignsOfLife(ABC):
         self._write()
         if self._pulse and len(self._pulses) < len(self._others):
             self._find_pulses()
-        found = self.board.read([_key(other) for other in self._others])
+        readings = self.board.read([_key(other) for other in self._others])
         self._looked = now = time.monotonic()
-        for other, lines in zip(self._others, found, strict=True):
+        for other, lines in zip(self._others, readings, strict=True):
             self._calls[other], _, text = lines.partition("\n")
             if text not in ("", self._texts[other]):
                 self._texts[other], self._seen[other] = text, now
@@ -166,7 +166,7 @@ class SignsOfLife(ABC):
         self._put_text(self._text())
 
     def _put_text(self, text: str) -> None:
-        calls = "" if self.recorder is None else self.recorder.told()
+        calls = "" if self.recorder is None else self.recorder.line()
         self.board.write(self._key, f"{calls}\n{text}")
 
     def _compare(self) -> None:
@@ -174,8 +174,8 @@ class SignsOfLife(ABC):
         if self.recorder is None or self.apart is not None:
             return
         calls = self._calls.items()
-        found = {i: self.recorder.apart_from(told) for i, told in calls}
-        pairs = {index: pair for index, pair in found.items() if pair}
+        compared = {i: self.recorder.apart_from(line) for i, line in calls}
+        pairs = {index: pair for index, pair in compared.items() if pair}
         if not pairs:
             self._apart_since = None
             return
@@ -185,14 +185,14 @@ class SignsOfLife(ABC):
         if now - self._apart_since < _APART:
             return
         texts = [""] * self._cluster.num_workers
-        for index, (own, theirs) in pairs.items():
-            texts[self._cluster.index], texts[index] = own, theirs
+        for index, (call, other_call) in pairs.items():
+            texts[self._cluster.index], texts[index] = call, other_call
         self.apart = apart([(text, "") for text in texts])
 
     def call_ahead(self, index: int) -> str:
         """Returns the call of a worker that has made more than this one."""
-        told = self._calls[index]
-        return "" if self.recorder is None else self.recorder.ahead_in(told)
+        line = self._calls[index]
+        return "" if self.recorder is None else self.recorder.ahead_in(line)
 
     @abstractmethod
     def _text(self) -> str:
@@ -261,16 +261,16 @@ class Heartbeats(SignsOfLife):
         It is empty if no worker is known to be lost.
         """
         self._wait_for_rounds(2 * _ROUNDS)
-        found = []
+        lost = []
         for index in self._others:
             is_silent = self._rounds - self._heard[index] >= _ROUNDS
             if self._reason(index):
-                found.append(f"{self._name(index)} {self._reason(index)}")
+                lost.append(f"{self._name(index)} {self._reason(index)}")
             elif is_silent and not self._runs(index):
-                found.append(f"{self._name(index)} gives no sign of life")
+                lost.append(f"{self._name(index)} gives no sign of life")
         if self._is_gone and self._server is not None:
             return f"{self._name(self._server)} can't be reached"
-        return "; ".join(found)
+        return "; ".join(lost)
 
     def _reason(self, index: int) -> str:
         """Returns why a worker has ended; empty as long as it lives."""

@@ -66,16 +66,16 @@ class Messages:
             f"{_TEXTS}{name}/{index}"
             for index in range(self._cluster.num_workers)
         ]
-        own = keys[self._cluster.index]
+        local_key = keys[self._cluster.index]
         try:
             text = fn()
         except BaseException:
             # Without the board, the others find out that this one is lost.
             with contextlib.suppress(Exception):
-                board.write(own, _FAILED)
+                board.write(local_key, _FAILED)
             raise
         with self._connected():
-            board.write(own, _DONE + text)
+            board.write(local_key, _DONE + text)
         readings = self._readings(keys)
         texts, lost = next(readings)
         while not all(texts):
@@ -84,7 +84,7 @@ class Messages:
             texts, lost = next(readings)
         if _FAILED in texts:
             raise could_not(texts.index(_FAILED), what)
-        return [each.removeprefix(_DONE) for each in texts]
+        return [reply.removeprefix(_DONE) for reply in texts]
 
     def say(self, name: str, text: str) -> None:
         """Tells the other workers, who may hear it later.
@@ -128,17 +128,17 @@ class Messages:
             if not call or text:
                 ahead = now
             elif now - ahead > _AHEAD:
-                raise apart([(call, ""), *self._own(what)])
+                raise apart([(call, ""), *self._other_calls(what)])
             if not text and now - start > patience:
                 raise lost_error(
                     self._cluster,
                     f"worker 0 has not come to {what} for {patience:g} seconds",
                 )
 
-    def _own(self, what: str) -> list[tuple[str, str]]:
+    def _other_calls(self, what: str) -> list[tuple[str, str]]:
         others = range(1, self._cluster.num_workers)
-        own = self._cluster.index
-        return [(what if index == own else "", "") for index in others]
+        local_index = self._cluster.index
+        return [(what if index == local_index else "", "") for index in others]
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ class Places:
         self._seen: dict[str, tuple[int, Any]] = {}
         # By place, the axis that sizes told in steps without a look.
         self._guesses: dict[str, int | None] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.begin([])
 
     def shift(self, edges: list[int]) -> bool:
@@ -119,13 +119,13 @@ class Places:
         if axis == UNKNOWN:
             axis = self._axis(place, shape, rows)
             if axis == UNKNOWN:
-                found = rows_by_size(shape, share)
-                axis = None if found is None else found.axis
+                drawn = rows_by_size(shape, share)
+                axis = None if drawn is None else drawn.axis
                 self._guessed.add(place)
             self._taken[place] = axis
         if self.is_looking:
-            own = self._drawn.setdefault(position, {})
-            own.setdefault(place, (rows, [], axis))[1].append(shape)
+            by_place = self._drawn.setdefault(position, {})
+            by_place.setdefault(place, (rows, [], axis))[1].append(shape)
             self.has_new = True
         if axis is None or axis < 0:
             return axis
@@ -167,22 +167,22 @@ class Places:
     def compare(self, everyone: Sequence[Drawn]) -> bool:
         """Learns from what all replicas drew; returns whether one was wrong."""
         was_wrong = False
-        for place in {place for each in everyone for place in each}:
-            entries = [each[place] for each in everyone if place in each]
+        for place in {place for drawn in everyone for place in drawn}:
+            entries = [drawn[place] for drawn in everyone if place in drawn]
             rows, shapes, _ = entries[0]
             self._seen[place] = rows, shapes[0]
-            others = [each for each in entries if each[0] != rows]
+            others = [entry for entry in entries if entry[0] != rows]
             if not others:
                 continue
             axis = _axis_of(rows, shapes, *others[0][:2])
             self._learn(place, axis, shapes[0])
-            was_wrong = was_wrong or any(each[2] != axis for each in entries)
+            was_wrong = was_wrong or any(entry[2] != axis for entry in entries)
         return was_wrong
 
     def tell(self, place: str, text: str) -> None:
         """Warns of a place, once."""
-        if (place + text) not in self._told:
-            self._told.add(place + text)
+        if (place + text) not in self._reported:
+            self._reported.add(place + text)
             warnings.warn(text.format(place.split("|")[0]), stacklevel=2)
 
 

@@ -110,7 +110,7 @@ class FlightRecorder:
         is_new = time.monotonic() - since < _UNSURE
         return entries[:-1] if entries[-1] is entry and is_new else entries
 
-    def told(self) -> str:
+    def line(self) -> str:
         """Returns the last calls for the other workers, in one line."""
         with self._lock:
             entries, number = self._sure(), self._round
@@ -119,15 +119,15 @@ class FlightRecorder:
         text = last.text.replace("\n", " ")[:200]
         return f"{number} {last.number} {codes} {text}"
 
-    def apart_from(self, told: str) -> tuple[str, str] | None:
-        """Compares another worker's `told` with the calls of this one.
+    def apart_from(self, line: str) -> tuple[str, str] | None:
+        """Compares another worker's `line` with the calls of this one.
 
         Returns:
             The words of this worker's call and of the other one's, if they
             differ at a number that both still know; else `None`.
         """
         with self._lock:
-            number, codes, text = self._heard(told)
+            number, codes, text = self._heard(line)
             first = number - len(codes) // _DIGITS + 1
             for entry in self._sure():
                 place = entry.number - first
@@ -138,16 +138,16 @@ class FlightRecorder:
                     return entry.text, text
         return None
 
-    def ahead_in(self, told: str) -> str:
+    def ahead_in(self, line: str) -> str:
         """Returns the words of another worker's call, if this one has made
         fewer calls; else an empty string."""
         with self._lock:
-            number, _, text = self._heard(told)
+            number, _, text = self._heard(line)
             return text if number > self._entries[-1].number else ""
 
-    def _heard(self, told: str) -> tuple[int, str, str]:
-        """Parses what `told` returned; the number is -1 for another round."""
-        words = told.split(" ", 3)
+    def _heard(self, line: str) -> tuple[int, str, str]:
+        """Parses what `line` returned; the number is -1 for another round."""
+        words = line.split(" ", 3)
         if len(words) < 4 or int(words[0]) != self._round:
             return -1, "", ""
         return int(words[1]), words[2], words[3]
@@ -191,16 +191,16 @@ def where() -> tuple[str, str]:
     They are one, unless a function `of_its_own`, or a callback of Keras, is
     between the user's code and the call."""
     frame: FrameType | None = sys._getframe(1)
-    own = ""
+    shared_place = ""
     while frame is not None:
         if _is_users(frame):
             code = frame.f_code
             name = os.path.basename(code.co_filename)
-            found = f"{name}:{frame.f_lineno}, in {code.co_name}"
-            return own or found, found
-        own = own or _own_place(frame)
+            users_place = f"{name}:{frame.f_lineno}, in {code.co_name}"
+            return shared_place or users_place, users_place
+        shared_place = shared_place or _own_place(frame)
         frame = frame.f_back
-    return own, own
+    return shared_place, shared_place
 
 
 def of_its_own(place: str) -> Callable[[_Function], _Function]:

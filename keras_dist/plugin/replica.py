@@ -83,8 +83,8 @@ def group_of(
     """Returns a step's workers and their rows, given all shares' edges."""
     if workers is None:
         return ReplicaGroup()
-    each = plan.num_local_replicas
-    ends = edges[::each]
+    num_local = plan.num_local_replicas
+    ends = edges[::num_local]
     shares = tuple(
         RowShard(stop - start, edges[-1])
         for start, stop in zip(ends[:-1], ends[1:], strict=True)
@@ -165,7 +165,9 @@ class Replica(ABC):
 
         # The total is an argument, so that TensorFlow does not look for
         # variables in what the other replicas computed it from.
-        def tied(own: object, total: object) -> tuple[Any, Callable[..., Any]]:
+        def tied(
+            local_value: object, total: object
+        ) -> tuple[Any, Callable[..., Any]]:
             def backward(
                 *args: Any, upstream: object = None
             ) -> tuple[Any, None]:
@@ -195,14 +197,20 @@ class Replica(ABC):
 
         def add(values: list[Any]) -> Any:
             workers = self.group.workers
-            are_integers = [isinstance(each, int) for each in values]
+            are_integers = [isinstance(term, int) for term in values]
             if all(are_integers):
                 return _sum_of_integers(values, workers, what)
             if any(are_integers):
-                values = [ops.convert_to_tensor(each) for each in values]
+                values = [ops.convert_to_tensor(term) for term in values]
             check_shapes(values)
-            own = functools.reduce(operator.add, map(self.at_home, values))
-            return own if workers is None else workers.sum([own], what=what)[0]
+            local_sum = functools.reduce(
+                operator.add, map(self.at_home, values)
+            )
+            return (
+                local_sum
+                if workers is None
+                else workers.sum([local_sum], what=what)[0]
+            )
 
         return self.rendezvous(what, add, value)
 
@@ -295,7 +303,7 @@ class Replica(ABC):
         every = self.all_gather("the parameters of a random draw", exact, axis)
         return ops.cast(ops.stop_gradient(every), value.dtype)
 
-    def own(self, nest: object) -> Any:
+    def components_of(self, nest: object) -> Any:
         """Returns this replica's view of a nest: its component of each value.
 
         Args:

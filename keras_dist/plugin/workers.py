@@ -109,11 +109,11 @@ class Workers(ABC):
             )
 
     @abstractmethod
-    def swap(self, own: np.ndarray) -> np.ndarray:
+    def swap(self, data: np.ndarray) -> np.ndarray:
         """Sends bytes, as many from each worker, to all.
 
         Args:
-            own: Array of shape `(bytes,)` and dtype uint8.
+            data: Array of shape `(bytes,)` and dtype uint8.
 
         Returns:
             Array of shape `(workers, bytes)`.
@@ -125,7 +125,7 @@ class Workers(ABC):
     def sum_alike(self, tensors: Sequence[Any]) -> list[Any]:
         """Sums large tensors over the workers, in few collectives."""
         columns = zip(*self.gather_alike(tensors), strict=True)
-        return [sum(own[1:], own[0]) for own in columns]
+        return [sum(column[1:], column[0]) for column in columns]
 
     def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """Returns every worker's large tensors, in order."""
@@ -175,7 +175,7 @@ class Workers(ABC):
         everyone = self._everyones(what, tensors)
         if everyone is None:
             return self.gather_alike(tensors)
-        return [[self.here(value) for value in own] for own in everyone]
+        return [[self.here(value) for value in arrays] for arrays in everyone]
 
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns the chief's tensors; shapes are the same on each worker."""
@@ -205,50 +205,55 @@ class Workers(ABC):
         sizes = [np.frombuffer(head, np.int64).tolist() for head in heads]
         if bodies is not None:
             return [
-                [self.here(v) for v in values_of(body, likes, own)]
-                for body, own in zip(bodies, sizes, strict=True)
+                [self.here(v) for v in values_of(body, likes, counts)]
+                for body, counts in zip(bodies, sizes, strict=True)
             ]
         most = [max(column) for column in zip(*sizes, strict=True)]
         padded = [_with_rows(t, n) for t, n in zip(tensors, most, strict=True)]
         return [
-            [v if n < 0 else v[:n] for v, n in zip(each, own, strict=True)]
-            for each, own in zip(self.gather_alike(padded), sizes, strict=True)
+            [
+                v if n < 0 else v[:n]
+                for v, n in zip(gathered, counts, strict=True)
+            ]
+            for gathered, counts in zip(
+                self.gather_alike(padded), sizes, strict=True
+            )
         ]
 
     def concatenate(self, tensor: object, axis: int) -> Any:
         """Concatenates the workers' tensors, which may differ along `axis`."""
         moved = tensor if axis == 0 else ops.moveaxis(tensor, axis, 0)
         everyone = self._rows(f"a gather along axis {axis}", [moved])
-        joined = ops.concatenate([each[0] for each in everyone], axis=0)
+        joined = ops.concatenate([tensors[0] for tensors in everyone], axis=0)
         return joined if axis == 0 else ops.moveaxis(joined, 0, axis)
 
     def concatenate_numbers(
         self, numbers: Sequence[Any], what: str = "a comparison"
     ) -> list[Any]:
         """Returns the integers of all workers, in order."""
-        own = np.array([int(number) for number in numbers], np.int64)
-        layout = f"{own.size} integers"
-        bodies = self.swap_bytes(what, layout, own.tobytes())
+        local_numbers = np.array([int(number) for number in numbers], np.int64)
+        layout = f"{local_numbers.size} integers"
+        bodies = self.swap_bytes(what, layout, local_numbers.tobytes())
         return list(map(int, np.frombuffer(b"".join(bodies), np.int64)))
 
     def texts(self, text: str) -> list[str]:
         """Returns the texts of all workers; lengths may differ."""
-        found = self.swap_bytes("texts", "of any length", text.encode())
-        return [each.decode() for each in found]
+        bodies = self.swap_bytes("texts", "of any length", text.encode())
+        return [body.decode() for body in bodies]
 
     def chiefs_text(self, text: str) -> str:
         """Returns the chief's text on every worker; lengths may differ."""
-        own = text if self.cluster.is_chief else ""
-        return self.texts(own)[0]
+        sent = text if self.cluster.is_chief else ""
+        return self.texts(sent)[0]
 
     def barrier(self, what: str, layout: str = "") -> None:
         """Waits for all workers, which have to come for the same."""
         self.swap_bytes(what, layout, b"")
 
-    def swap_bytes(self, what: str, layout: str, own: bytes) -> list[bytes]:
+    def swap_bytes(self, what: str, layout: str, data: bytes) -> list[bytes]:
         """Returns the bytes of all workers; sizes may differ."""
-        found, _ = self.exchange(self.call(what, layout), own)
-        return found
+        heads, _ = self.exchange(self.call(what, layout), data)
+        return heads
 
     def exchange(
         self, call: Call, head: bytes, body: Body = NO_BODY
@@ -272,13 +277,13 @@ class Workers(ABC):
         before = self.recorder.last
         entry = self.recorder.note(call)
         small = body.read() if self.is_small(len(head) + body.size) else b""
-        own = packed(
+        local_frame = packed(
             self._frame_size, entry, before, head, small, len(head) + body.size
         )
-        frames = [unpacked(row) for row in self.swap(own)]
+        frames = [unpacked(row) for row in self.swap(local_frame)]
         if any(frame.code != entry.code for frame in frames):
             self.forget_calls()
-            raise apart([(each.text, each.before) for each in frames])
+            raise apart([(frame.text, frame.before) for frame in frames])
         sizes = [frame.head_size for frame in frames]
         if not self.is_small(max(sizes)):
             return self._large(head, sizes), None
@@ -351,9 +356,9 @@ class Workers(ABC):
         Exchanges inside have no other place."""
         return _Step(self, what)
 
-    def _large(self, own: bytes, sizes: Sequence[int]) -> list[bytes]:
+    def _large(self, head: bytes, sizes: Sequence[int]) -> list[bytes]:
         padded = np.zeros(max(sizes), np.uint8)
-        padded[: len(own)] = np.frombuffer(own, np.uint8)
+        padded[: len(head)] = np.frombuffer(head, np.uint8)
         rows = self.swap(padded)
         return [
             row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)
@@ -368,7 +373,7 @@ class Workers(ABC):
         _, bodies = self.exchange(call, b"", self._body(tensors, likes))
         if bodies is None:
             return None
-        return [values_of(each, likes) for each in bodies]
+        return [values_of(body, likes) for body in bodies]
 
     def _body(self, tensors: Sequence[Any], likes: Sequence[Like]) -> Body:
         return Body(
@@ -430,7 +435,7 @@ class Workers(ABC):
             totals = self.sum(values, what="a mean")
             return [ops.true_divide(total, num_replicas) for total in totals]
         everyone = self.gather(values, what=f"a reduction by {op.name}")
-        return [combine(op, each) for each in zip(*everyone, strict=True)]
+        return [combine(op, column) for column in zip(*everyone, strict=True)]
 
 
 def raise_explained(error: BaseException, workers: Workers | None) -> None:

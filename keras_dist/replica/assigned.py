@@ -116,12 +116,13 @@ def check(
 ) -> None:
     """Does what `combined` does where it may fail, and notes what it finds."""
     given = [
-        each
-        for each in _by_variable(writes, shares)
-        if _kind(each, alike) == "none" and not _is_known(each, known)
+        assignment
+        for assignment in _by_variable(writes, shares)
+        if _kind(assignment, alike) == "none"
+        and not _is_known(assignment, known)
     ]
-    for each, value in zip(given, _agreed(given, executor), strict=True):
-        known[id(each.variable)] = each.values, value
+    for assignment, value in zip(given, _agreed(given, executor), strict=True):
+        known[id(assignment.variable)] = assignment.values, value
 
 
 def _is_known(given: _Given, known: Known) -> bool:
@@ -152,28 +153,38 @@ def combined(
     """
     check(writes, shares, alike, executor, known)
     given = list(_by_variable(writes, shares))
-    kinds = [_kind(each, alike) for each in given]
-    found = [
-        known[id(each.variable)][1] if kind == "none" else each.values[0]
-        for each, kind in zip(given, kinds, strict=True)
+    kinds = [_kind(assignment, alike) for assignment in given]
+    new_values = [
+        known[id(assignment.variable)][1]
+        if kind == "none"
+        else assignment.values[0]
+        for assignment, kind in zip(given, kinds, strict=True)
     ]
     for kind, combine in (
         ("only_first_replica", _firsts),
         ("sum", _totals),
         ("mean", _means),
     ):
-        places = [place for place, each in enumerate(kinds) if each == kind]
+        places = [
+            place
+            for place, variable_kind in enumerate(kinds)
+            if variable_kind == kind
+        ]
         if places:
             values = combine([given[place] for place in places], executor)
             for place, value in zip(places, values, strict=True):
-                found[place] = value
-    return [(g.variable, v) for g, v in zip(given, found, strict=True)]
+                new_values[place] = value
+    return [(g.variable, v) for g, v in zip(given, new_values, strict=True)]
 
 
 def _by_variable(
     writes: Sequence[Writes], shares: Sequence[RowShard]
 ) -> Iterator[_Given]:
-    written = {key: own[key].variable for own in writes for key in own}
+    written = {
+        key: replica_writes[key].variable
+        for replica_writes in writes
+        for key in replica_writes
+    }
     for key, variable in written.items():
         if variable.synchronization == "on_read":
             raise MetricMergeError(
@@ -182,8 +193,14 @@ def _by_variable(
                 "its updates were not gathered. Make the metric an "
                 "attribute of the model or pass it to `compile`."
             )
-        values = [own[key].value if key in own else variable for own in writes]
-        adds = all(key not in own or own[key].adds for own in writes)
+        values = [
+            replica_writes[key].value if key in replica_writes else variable
+            for replica_writes in writes
+        ]
+        adds = all(
+            key not in replica_writes or replica_writes[key].adds
+            for replica_writes in writes
+        )
         yield _Given(variable, values, shares, adds)
 
 
@@ -199,13 +216,15 @@ def _kind(given: _Given, alike: set[int]) -> str:
 
 def _agreed(given: Sequence[_Given], executor: Executor) -> list[Any]:
     """Returns the values of variables that replicas have to agree on."""
-    columns = [(each.values, each.shares) for each in given]
+    columns = [(assignment.values, assignment.shares) for assignment in given]
     return exchange.agreed(columns, executor, lambda i: _apart(given[i]))
 
 
 def _firsts(given: Sequence[_Given], executor: Executor) -> list[Any]:
     """Returns the first replica's values."""
-    values = [ops.convert_to_tensor(each.values[0]) for each in given]
+    values = [
+        ops.convert_to_tensor(assignment.values[0]) for assignment in given
+    ]
     workers = executor.workers
     return values if workers is None else workers.broadcast(values)
 
@@ -213,15 +232,15 @@ def _firsts(given: Sequence[_Given], executor: Executor) -> list[Any]:
 def _totals(given: Sequence[_Given], executor: Executor) -> list[Any]:
     """Returns sums of values, or old values with all that was added."""
     before = [
-        ops.convert_to_tensor(each.variable) if each.adds else 0
-        for each in given
+        ops.convert_to_tensor(assignment.variable) if assignment.adds else 0
+        for assignment in given
     ]
     added = [
         exchange.sum_over_replicas(
-            [ops.convert_to_tensor(value) - old for value in each.values],
-            list(each.shares),
+            [ops.convert_to_tensor(value) - old for value in assignment.values],
+            list(assignment.shares),
         )
-        for old, each in zip(before, given, strict=True)
+        for old, assignment in zip(before, given, strict=True)
     ]
     if executor.workers is not None:
         added = executor.workers.sum(added)
@@ -229,7 +248,9 @@ def _totals(given: Sequence[_Given], executor: Executor) -> list[Any]:
 
 
 def _means(given: Sequence[_Given], executor: Executor) -> list[Any]:
-    columns = [(each.values, list(each.shares)) for each in given]
+    columns = [
+        (assignment.values, list(assignment.shares)) for assignment in given
+    ]
     return exchange.means(columns, executor.workers)
 
 

@@ -131,7 +131,7 @@ def sum_over_rows(values: Any) -> Any:
     >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
     >>> rows = keras_dist.PerReplica([np.array([1.0, 2.0]), np.array([6.0])])
     >>> sums = strategy.run(keras_dist.sum_over_rows, (rows,))
-    >>> [float(each) for each in sums.values]
+    >>> [float(total) for total in sums.values]
     [9.0, 9.0]
     """
     if not isinstance(values, keras.KerasTensor):
@@ -142,15 +142,17 @@ def sum_over_rows(values: Any) -> Any:
             f"a scalar, {values!r}. Expected: shape (rows, ...), one value or "
             "more for each row, which this function sums."
         )
-    own = ops.sum(values, axis=0)
+    local_sum = ops.sum(values, axis=0)
     step = current_step()
     if step is not None:
-        return step.replica.all_sum("a sum over rows", step.share.keep(own))
+        return step.replica.all_sum(
+            "a sum over rows", step.share.keep(local_sum)
+        )
     if current_call() is None:
-        return own
+        return local_sum
     context = get_replica_context()
     assert context is not None
-    return context.all_reduce("SUM", own)
+    return context.all_reduce("SUM", local_sum)
 
 
 def _check_place(name: str) -> None:

@@ -70,9 +70,9 @@ class ReplicaCall(ReplicaState):
             self.scope.state_mapping[id(variable)] = value
             self.writes[id(variable)] = (variable, value)
         else:
-            held = self.replica.hold(variable, value)
-            if held is not None:  # `None`: it was written in place
-                self.scope.state_mapping[id(variable)] = value = held
+            stored = self.replica.hold(variable, value)
+            if stored is not None:  # `None`: it was written in place
+                self.scope.state_mapping[id(variable)] = value = stored
             self.writes[id(variable)] = (variable, value)
 
     def assign(
@@ -140,13 +140,17 @@ class ReplicaCall(ReplicaState):
         self, writes: Sequence[Writes], shares: Sequence[RowShard]
     ) -> None:
         written: dict[int, Any] = {
-            key: own[key][0] for own in writes for key in own
+            key: replica_writes[key][0]
+            for replica_writes in writes
+            for key in replica_writes
         }
         agreed, on_read = [], []
         for key, variable in written.items():
             values = [
-                own[key][1] if key in own else variable.component_value(index)
-                for index, own in enumerate(writes)
+                replica_writes[key][1]
+                if key in replica_writes
+                else variable.component_value(index)
+                for index, replica_writes in enumerate(writes)
             ]
             if isinstance(variable, SyncOnReadVariable):
                 on_read.append((variable, values))
@@ -167,8 +171,8 @@ class ReplicaCall(ReplicaState):
         if self.strategy.cross_device_ops is None:
             return super().sum_gradients(gradients, weights, variables)
         columns = [
-            [gradient for gradient in each if gradient is not None]
-            for each in zip(*gradients, strict=True)
+            [gradient for gradient in column if gradient is not None]
+            for column in zip(*gradients, strict=True)
         ]
         sums = iter(
             self.strategy.combine_all(ReduceOp.SUM, [c for c in columns if c])

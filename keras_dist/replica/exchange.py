@@ -165,7 +165,7 @@ def check_other_axes(
         if hasattr(parts[0], "row_lengths") or hasattr(parts[0], "indices"):
             return parts  # ragged, or sparse
         shapes = [ops.convert_to_tensor(ops.shape(x)[1:]) for x in parts]
-        flags = [_differ(shapes[0], each) for each in shapes[1:]]
+        flags = [_differ(shapes[0], shape) for shape in shapes[1:]]
         return executor.refuse(flags, lambda _: error, parts)
     raise error
 
@@ -187,15 +187,18 @@ Entry = tuple[list[Any], RowShard]
 
 
 def with_other_workers(
-    group: ReplicaGroup, own: list[Entry], combine: Combine, alike: bool = False
+    group: ReplicaGroup,
+    local_entries: list[Entry],
+    combine: Combine,
+    alike: bool = False,
 ) -> list[Entry]:
     """Returns the entries of this worker's replicas and one of each other
     worker; `alike` joins this worker's too, so that results are the same."""
     workers = group.workers
     if workers is None:
-        return own
+        return local_entries
     index = workers.cluster.index
-    leaves = _leaves_of_worker(group, own, combine)
+    leaves = _leaves_of_worker(group, local_entries, combine)
     both = [*leaves, *map(keras_internals.get_mask, leaves)]
     travelling = [i for i, leaf in enumerate(both) if _travels(leaf)]
     sent = [ops.convert_to_tensor(both[i]) for i in travelling]
@@ -210,14 +213,16 @@ def with_other_workers(
     entries: list[Entry] = []
     for worker, tensors in enumerate(arrived):
         if worker == index and not alike:
-            entries += own
+            entries += local_entries
             continue
         theirs = list(both)
         for i, tensor, is_bool in zip(
             travelling, tensors, are_bool, strict=True
         ):
             theirs[i] = ops.cast(tensor, "bool") if is_bool else tensor
-        entries.append((_as_own(own[0][0], theirs), group.shares[worker]))
+        entries.append(
+            (_as_own(local_entries[0][0], theirs), group.shares[worker])
+        )
     return entries
 
 
@@ -237,13 +242,13 @@ def adds_up(leaf: Any) -> bool:
     return not len(value.shape) and (fits or (is_count and "int" in dtype))
 
 
-def terms_of(own: Sequence[Entry]) -> list[Any]:
+def terms_of(local_entries: Sequence[Entry]) -> list[Any]:
     """Returns this worker's terms of sums over all replicas, given replicas'
     leaves that add up; those that are `None` have none."""
-    shares = [share for _, share in own]
+    shares = [share for _, share in local_entries]
     return [
         _term(list(values), shares)
-        for values in zip(*[leaves for leaves, _ in own], strict=True)
+        for values in zip(*[leaves for leaves, _ in local_entries], strict=True)
         if values[0] is not None
     ]
 
@@ -261,17 +266,19 @@ def as_sums(like: Sequence[Any], sums: Sequence[Any]) -> Entry:
 
 
 def _leaves_of_worker(
-    group: ReplicaGroup, own: list[Entry], combine: Combine
+    group: ReplicaGroup, local_entries: list[Entry], combine: Combine
 ) -> list[Any]:
     """Joins the leaves of this worker's replicas; of `RowCount`s, the rows."""
-    leaves, share = own[0]
+    leaves, share = local_entries[0]
     # The rows of a lone replica are its worker's.
-    if len(own) > 1 or not (isinstance(share.rows, int) and share.rows):
+    if len(local_entries) > 1 or not (
+        isinstance(share.rows, int) and share.rows
+    ):
         assert group.workers is not None
         of_worker = group.shares[group.workers.cluster.index]
         leaves = join_leaves(
-            [leaves for leaves, _ in own],
-            [_within(share, of_worker) for _, share in own],
+            [leaves for leaves, _ in local_entries],
+            [_within(share, of_worker) for _, share in local_entries],
             combine,
         )
     return [x.rows if isinstance(x, RowCount) else x for x in leaves]
@@ -284,8 +291,8 @@ def _as_own(like: list[Any], both: list[Any]) -> list[Any]:
         if mask is not None:
             keras_internals.set_mask(leaf, mask)
     return [
-        RowCount(leaf) if isinstance(own, RowCount) else leaf
-        for own, leaf in zip(like, leaves, strict=True)
+        RowCount(leaf) if isinstance(template, RowCount) else leaf
+        for template, leaf in zip(like, leaves, strict=True)
     ]
 
 
@@ -334,28 +341,30 @@ def agreed(
     """
     if not given:
         return []
-    found, differ = [], []
+    results, differ = [], []
     for values, shares in given:
         tensors = [ops.convert_to_tensor(value) for value in values]
         first = tensors[-1]
         pairs = list(zip(tensors, shares, strict=True))
         for value, share in reversed(pairs):
             first = share.either(value, first)
-        found.append(first)
+        results.append(first)
         flags = [_differ(first, share.either(x, first)) for x, share in pairs]
         differ.append(sum(flags[1:], flags[0]))
     workers = executor.workers
     if workers is not None:
-        chiefs = workers.broadcast(found)
+        chiefs = workers.broadcast(results)
         rows = sum(share.rows for share in given[0][1])
         here = RowShard(rows, 1)  # that of the worker
         differ = [
-            flag + _differ(value, here.either(own, value))
-            for flag, value, own in zip(differ, chiefs, found, strict=True)
+            flag + _differ(value, here.either(local_value, value))
+            for flag, value, local_value in zip(
+                differ, chiefs, results, strict=True
+            )
         ]
-        found, differ = chiefs, workers.sum(differ)
+        results, differ = chiefs, workers.sum(differ)
     # A graph must not use the values before: it may drop what only waits.
-    return executor.refuse(differ, error, found)
+    return executor.refuse(differ, error, results)
 
 
 def _differ(one: Any, other: Any) -> Any:

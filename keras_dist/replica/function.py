@@ -70,13 +70,13 @@ class Function(CompiledFunction):
         return Function(method, self.jit_compile, key)
 
     def _key_of(self, instance: object) -> object:
-        found = self._bound.get(id(instance))
-        if found is None or found[0]() is not instance:
+        entry = self._bound.get(id(instance))
+        if entry is None or entry[0]() is not instance:
             # Called with the reference, as the default of `pop`.
             forget = functools.partial(self._bound.pop, id(instance))
-            found = weakref.ref(instance, forget), _Key()
-            self._bound[id(instance)] = found
-        return found[1]
+            entry = weakref.ref(instance, forget), _Key()
+            self._bound[id(instance)] = entry
+        return entry[1]
 
     def __repr__(self) -> str:
         return f"<keras_dist.function {self.name}>"

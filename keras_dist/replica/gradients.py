@@ -196,11 +196,11 @@ def _differentiate(
         with replaced(current, depth=current.depth + 1):
             return _value_and_aux(fn(*args), has_aux)
 
-    value, aux, found = _backend().differentiate(
+    value, aux, flat_gradients = _backend().differentiate(
         checked, list(of_variables.values()), tensors
     )
-    by_variable = dict(zip(of_variables, found, strict=False))
-    by_tensor = iter(found[len(of_variables) :])
+    by_variable = dict(zip(of_variables, flat_gradients, strict=False))
+    by_tensor = iter(flat_gradients[len(of_variables) :])
     gradients = [
         by_variable[id(source)]
         if isinstance(source, keras.Variable)
@@ -300,10 +300,10 @@ def with_weighed_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        found = f(*args, **kwargs)
-        if not isinstance(found, tuple) or len(found) != 2:
-            return found
-        outputs, backward = found
+        result = f(*args, **kwargs)
+        if not isinstance(result, tuple) or len(result) != 2:
+            return result
+        outputs, backward = result
         return outputs, _of_one_device(backward, weight, inverse)
 
     return forward
@@ -318,7 +318,7 @@ def _of_one_device(
         if "upstream" in kwargs:
             kwargs["upstream"] = _scaled(kwargs["upstream"], weight)
         else:
-            args = tuple(_scaled(each, weight) for each in args)
+            args = tuple(_scaled(argument, weight) for argument in args)
         return _scaled(backward(*args, **kwargs), inverse)
 
     return weighed

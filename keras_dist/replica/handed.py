@@ -62,23 +62,25 @@ class Handed:
             return known
         if not isinstance(share.rows, int):
             return [size == _ANY for size in sizes]
-        numbers = [[share.rows, *own] for own, share in everyone]
+        numbers = [
+            [share.rows, *replica_sizes] for replica_sizes, share in everyone
+        ]
         if workers is not None:
             flat = workers.concatenate_numbers(
-                [number for each in numbers for number in each],
+                [number for entry in numbers for number in entry],
                 "the sizes of values",
             )
             step = 1 + len(sizes)
             numbers = [flat[i : i + step] for i in range(0, len(flat), step)]
-        numbers = [each for each in numbers if each[0]]  # those with rows
+        numbers = [entry for entry in numbers if entry[0]]  # those with rows
         rows, *columns = map(list, zip(*numbers, strict=True))
-        found = [_are_multiples(column, rows) for column in columns]
-        if len(set(rows)) > 1 or not any(found):
-            self._known[place] = found
+        flags = [_are_multiples(column, rows) for column in columns]
+        if len(set(rows)) > 1 or not any(flags):
+            self._known[place] = flags
         elif place not in self._asked:
             self._asked.add(place)
             self.is_unsure = True
-        return found
+        return flags
 
 
 def _are_multiples(sizes: Sequence[int], rows: Sequence[int]) -> bool:
@@ -90,6 +92,6 @@ def _are_multiples(sizes: Sequence[int], rows: Sequence[int]) -> bool:
     if set(rows) == {1}:
         return set(sizes) == {1}
     return all(
-        size * rows[0] == sizes[0] * own and size % own == 0
-        for size, own in zip(sizes, rows, strict=True)
+        size * rows[0] == sizes[0] * num_rows and size % num_rows == 0
+        for size, num_rows in zip(sizes, rows, strict=True)
     )

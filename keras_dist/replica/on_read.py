@@ -25,7 +25,7 @@ class SyncOnReadVariable(DistributedVariable):
     # while nothing has read it, and the function that calls `set_components`.
     uncombined: Any = None
     combine: "Callable[[Any], None]"
-    _own: "list[Component] | None" = None
+    _local_components: "list[Component] | None" = None
     # True if a value assigned in cross-replica context is the total, as for
     # the state of a metric. Other sums start with that value on each replica.
     is_total = True
@@ -46,7 +46,7 @@ class SyncOnReadVariable(DistributedVariable):
     def _components(self) -> "list[Component] | None":
         if self.uncombined is not None:
             self.combine(self)
-        return self._own
+        return self._local_components
 
     def assign_add(self, value: object) -> Any:
         step = of_thread.step
@@ -93,13 +93,13 @@ class SyncOnReadVariable(DistributedVariable):
         if self._components is None:
             strategy = self.distribute_strategy
             make = self.storage.component
-            self._own = [
+            self._local_components = [
                 make(index, functools.partial(self._share, index))
                 for index in range(strategy.plan.num_local_replicas)
             ]
             strategy.has_components[id(self)] = self
-        assert self._own is not None
-        return self._own
+        assert self._local_components is not None
+        return self._local_components
 
     def _share(self, index: int) -> Any:
         value = keras_internals.value_of(self)

@@ -104,9 +104,9 @@ class ReplicaContext:
             )
             return merge_fn(self._strategy, *merged_args, **merged_kwargs)
 
-        own = (tuple(args), dict(kwargs or {}))
-        result = self._replica.rendezvous("merge_call", merge, own)
-        return self._own_copy(self._replica.own(result))
+        arguments = (tuple(args), dict(kwargs or {}))
+        result = self._replica.rendezvous("merge_call", merge, arguments)
+        return self._own_copy(self._replica.components_of(result))
 
     def _value_now(self, tensor: object) -> Any:
         # `ops.convert_to_tensor` on TensorFlow may return the variable.
@@ -161,7 +161,7 @@ class ReplicaContext:
                 and not any(map(_is_slices, nests.leaves_of(value)))
             ):
                 return self._all_reduce_together(op, value)
-            return _each(
+            return _map_named(
                 lambda leaf, path: self._all_reduce(op, leaf, path), value
             )
         except (TypeError, ValueError) as error:
@@ -191,7 +191,7 @@ class ReplicaContext:
             ReplicaDivergenceError: If another replica does not make the call.
         """
         try:
-            return _each(
+            return _map_named(
                 lambda leaf, path: self._all_gather(
                     leaf, axis, f"all_gather along axis {axis}{path}"
                 ),
@@ -219,9 +219,9 @@ class ReplicaContext:
         what = f"all_reduce with {op.name}{path}"
         self._note_traced(what, str(tensor.shape))
         if not _has_gradients(tensor):
-            own = self._strategy.combine
+            combine_values = self._strategy.combine
             combined = self._replica.rendezvous(
-                what, lambda v: own(op, v), tensor
+                what, lambda v: combine_values(op, v), tensor
             )
             # Each replica gets its own tensor, as it does with gradients.
             return ops.copy(combined)
@@ -255,11 +255,11 @@ class ReplicaContext:
                 tensor = tensor / self.num_replicas_in_sync
             return self._replica.all_sum(what, tensor, total)
 
-        own = [
+        detached = [
             ops.stop_gradient(tensor) if _has_gradients(tensor) else tensor
             for tensor in tensors
         ]
-        totals = self._replica.rendezvous(what, combined, own)
+        totals = self._replica.rendezvous(what, combined, detached)
         return nests.pack(nest, map(tied, tensors, totals))
 
     def _note_traced(self, what: str, layout: str) -> None:
@@ -305,11 +305,11 @@ def refuse_sparse(value: object, method: str) -> None:
         )
 
 
-def _each(fn: Callable[[Any, str], Any], nest: object) -> Any:
+def _map_named(fn: Callable[[Any, str], Any], nest: object) -> Any:
     """Calls `fn(leaf, path)` for each leaf of a nest."""
     named = list(nests.named_leaves(nest))
-    found = [fn(leaf, path and f" of {path}") for path, leaf in named]
-    return nests.pack(nest, found)
+    results = [fn(leaf, path and f" of {path}") for path, leaf in named]
+    return nests.pack(nest, results)
 
 
 def _is_slices(value: object) -> bool:

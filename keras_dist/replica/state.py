@@ -108,7 +108,9 @@ class LayerScope(keras.StatelessScope):
         """Clears a layer's losses, as `Layer._clear_losses`, in this scope."""
         if self.losses:
             ids = {
-                i for each in layer._flatten_layers() for i in each._loss_ids
+                i
+                for sublayer in layer._flatten_layers()
+                for i in sublayer._loss_ids
             }
             self._cleared_losses += [x for x in self.losses if id(x) in ids]
             self.losses[:] = [x for x in self.losses if id(x) not in ids]
@@ -214,9 +216,9 @@ class ReplicaState(ABC):
         """Sums gradients over replicas, weighted by replica, and this worker's
         part of numbers over workers; called at a rendezvous."""
         # A runner that carries none need not know of numbers.
-        told = (numbers,) if numbers else ()
+        extra = (numbers,) if numbers else ()
         return self.runner.sum_gradients(
-            self.replica, gradients, weights, variables, *told
+            self.replica, gradients, weights, variables, *extra
         )
 
     def of_its_own(self, values: list[Any]) -> list[Any]:
@@ -295,17 +297,19 @@ class ReplicaStep(ReplicaState):
         executor = self.strategy.executor
         # Found before any assignment, so that an error changes no variable.
         known = self.replica.group.agreed
-        found = assigned.combined(writes, shares, self.alike, executor, known)
-        for variable, value in found:
+        new_values = assigned.combined(
+            writes, shares, self.alike, executor, known
+        )
+        for variable, value in new_values:
             variable.assign(value)
 
     def write(self, variable: keras.Variable, value: object) -> None:
         key = id(variable)
-        held = self.replica.hold(variable, value)
-        if held is not None:
-            self.scope.state_mapping[key] = held
+        stored = self.replica.hold(variable, value)
+        if stored is not None:
+            self.scope.state_mapping[key] = stored
             adds = key not in self.set_anew
-            self.writes[key] = Assigned(variable, held, adds)
+            self.writes[key] = Assigned(variable, stored, adds)
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
         self.alike.update(map(id, variables))
@@ -335,9 +339,11 @@ class ReplicaStep(ReplicaState):
 
     def exchange(
         self,
-        own: list[Entry],
+        local_entries: list[Entry],
         combine: Combine = mean_over_rows,
         alike: bool = False,
     ) -> list[Entry]:
         """Returns the entries of all replicas, as `with_other_workers`."""
-        return with_other_workers(self.replica.group, own, combine, alike)
+        return with_other_workers(
+            self.replica.group, local_entries, combine, alike
+        )

@@ -103,9 +103,9 @@ class StrategyBase:
         primary = str(self.plan.primary)
         with self.cross_replica():
             reduced = self._cross_device_ops.batch_reduce(
-                op, [(PerReplica(each), primary) for each in values]
+                op, [(PerReplica(components), primary) for components in values]
             )
-        return [self.executor.mirror(each) for each in reduced]
+        return [self.executor.mirror(value) for value in reduced]
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -47,17 +47,17 @@ class DistributedVariable(keras.Variable):
         if call is None:
             # Each step reads often, and Keras' own way takes a dozen calls.
             opened = keras_internals.global_state.GLOBAL_STATE_TRACKER
-            scope, found = getattr(opened, "stateless_scope", None), None
+            scope, current = getattr(opened, "stateless_scope", None), None
             if (
                 getattr(opened, "autocast_scope", None) is not None
                 or str(getattr(opened, "torch_device", None)) == "meta"
             ):
                 pass  # another tensor stands for the value
             elif scope is None:
-                found = self._value
+                current = self._value
             elif type(scope) is ReplicaScope or isinstance(scope, Overlay):
-                found = scope.get_current_value(self)
-            return super().value if found is None else found
+                current = scope.get_current_value(self)
+            return super().value if current is None else current
         scope = keras_internals.stateless_scope()
         if (
             scope is None

@@ -45,7 +45,10 @@ def devices_at(destinations: object, executor: Executor) -> tuple[Device, ...]:
                 f"destinations={destinations!r}. Expected: a device's name, a "
                 "variable, a value, or a list of those."
             )
-        return sum((devices_at(each, executor) for each in destinations), ())
+        return sum(
+            (devices_at(destination, executor) for destination in destinations),
+            (),
+        )
     if isinstance(destinations, (str, Device)):
         return resolve_devices(destinations, get_backend().list_devices())
     owner = _owner(destinations)

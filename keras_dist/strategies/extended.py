@@ -366,7 +366,7 @@ class StrategyExtended:
         >>> two = keras_dist.PerReplica([5.0, 6.0])
         >>> sums = strategy.extended.batch_reduce_to(
         ...     "SUM", [(one, "cpu:0"), (two, "cpu:1")])
-        >>> [float(each) for each in sums]
+        >>> [float(total) for total in sums]
         [4.0, 11.0]
         """
         context.check_cross_replica(self._strategy, "batch_reduce_to")
@@ -480,7 +480,7 @@ class StrategyExtended:
         """
         context.check_cross_replica(self._strategy, "update")
         self._check_own(var, "update")
-        own = self._component
+        component = self._component
         if isinstance(var, CentralVariable):
             own_fn = functools.partial(fn, var)
             devices = var.storage.devices
@@ -488,7 +488,9 @@ class StrategyExtended:
 
         def update_copy(index: int, call: CopyCall | None) -> Any:
             copy = var if call is None else CopyVariable(var, index, call)
-            return fn(copy, *own(args, index), **own(kwargs or {}, index))
+            return fn(
+                copy, *component(args, index), **component(kwargs or {}, index)
+            )
 
         plan = self._strategy.plan
         return self._on_copies(update_copy, plan.devices, group)
@@ -527,7 +529,7 @@ class StrategyExtended:
         'done'
         """
         context.check_cross_replica(self._strategy, "update_non_slot")
-        own = self._component
+        component = self._component
         plan = self._strategy.plan
         if plan.parameter_devices:
             owners = self._devices_among(
@@ -540,7 +542,9 @@ class StrategyExtended:
                 chosen, colocate_with, "does not compute"
             )
         return self._on_copies(
-            lambda index, _: fn(*own(args, index), **own(kwargs or {}, index)),
+            lambda index, _: fn(
+                *component(args, index), **component(kwargs or {}, index)
+            ),
             chosen,
             group,
         )
@@ -608,7 +612,11 @@ class StrategyExtended:
                     runner,
                     lambda i, c: fn(i, c) if chosen[i] else None,
                 )
-            results = [r for r, own in zip(every, chosen, strict=True) if own]
+            results = [
+                r
+                for r, is_chosen in zip(every, chosen, strict=True)
+                if is_chosen
+            ]
         return self._grouped(results, group)
 
     def _grouped(self, results: Sequence[Any], group: bool) -> Any:
@@ -618,13 +626,13 @@ class StrategyExtended:
         return map_nest(self._strategy.experimental_local_results, grouped)
 
     def _component(self, nest: object, index: int) -> Any:
-        def own(leaf: object) -> Any:
+        def component(leaf: object) -> Any:
             if isinstance(leaf, DistributedValues):
                 # A variable with a single copy has one component for all.
                 return leaf.values[index % len(leaf.values)]
             return self._strategy.executor.bring(leaf, index)
 
-        return map_nest(own, nest)
+        return map_nest(component, nest)
 
     def experimental_run_steps_on_iterator(
         self,

@@ -109,7 +109,8 @@ def _check_split(
         f"shape {shape}."
     )
     if not isinstance(dimensions, (list, tuple)) or not all(
-        isinstance(each, (int, np.integer)) and each > 0 for each in dimensions
+        isinstance(dimension, (int, np.integer)) and dimension > 0
+        for dimension in dimensions
     ):
         raise ValueError(
             "`partition_dimensions` must be a list of positive integers. "

@@ -129,20 +129,20 @@ def start_together(strategy: Strategy, reason: str) -> None:
 def _check_alike(plan: Plan, workers: Workers) -> None:
     """Raises `ClusterError` if workers divide devices or variables apart."""
     kinds = {True: "sharded", False: "mirrored"}
-    own = (
+    settings = (
         f"optimizer_state='{kinds[plan.shards_optimizer]}', "
         f"variables='{kinds[plan.shards_variables]}', "
         f"{plan.num_logical_devices} logical device(s) for each replica, "
         f"layout_map={dict(plan.layouts.patterns) if plan.layouts else {}}"
     )
-    if len(set(workers.concatenate_numbers([code_of(own)]))) == 1:
+    if len(set(workers.concatenate_numbers([code_of(settings)]))) == 1:
         return
-    texts = enumerate(workers.texts(own))
-    found = "; ".join(f"{text} on worker {index}" for index, text in texts)
+    texts = enumerate(workers.texts(settings))
+    received = "; ".join(f"{text} on worker {index}" for index, text in texts)
     raise ClusterError(
         "All workers have to make the same strategy. Received: "
-        f"{found}. Expected: the same arguments on each worker. Run the same "
-        "script, with the same settings, on every worker."
+        f"{received}. Expected: the same arguments on each worker. Run the "
+        "same script, with the same settings, on every worker."
     )
 
 

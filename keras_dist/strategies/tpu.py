@@ -181,7 +181,11 @@ def _devices(
     kind = system.devices[0].type
     chosen = by_task[0] if num_hosts == 1 else every[0]
     return resolve_devices(
-        [Device(kind, ordinal) for own in chosen for ordinal in own],
+        [
+            Device(kind, ordinal)
+            for replica_ordinals in chosen
+            for ordinal in replica_ordinals
+        ],
         system.devices,
         "experimental_device_assignment",
     )

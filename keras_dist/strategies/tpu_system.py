@@ -140,7 +140,7 @@ def _places(num_workers: int) -> Sequence[Sequence[tuple[int, ...]]]:
             "others, as on a Cloud TPU VM with `pip install 'jax[tpu]'`. "
             f"{_OTHERWISE}"
         )
-    counts = [len(own) for own in places]
+    counts = [len(host_cores) for host_cores in places]
     if len(counts) != num_workers or len(set(counts)) > 1:
         raise ClusterError(
             "Each host of the TPU needs a worker, and as many cores as the "

@@ -62,7 +62,7 @@ class MemoryStorage(Storage):
 
     def place(self) -> None:
         placed = self._executor.placed
-        if not any(self.variable is each for each in placed):
+        if not any(self.variable is variable for variable in placed):
             placed.append(self.variable)
 
     def read(self, index: int) -> Any:

@@ -118,8 +118,8 @@ def slots_of(
 
 def load_of(model: keras.Model, optimizer: keras.Optimizer = None) -> Load:
     """Returns the bytes of a built model and its, or another, optimizer."""
-    trainable, frozen, own, _ = grouped(model).values()
-    state = own if optimizer is None else optimizer.variables
+    trainable, frozen, optimizer_variables, _ = grouped(model).values()
+    state = optimizer_variables if optimizer is None else optimizer.variables
     slots = slots_of(trainable, state)
     lengths = [math.prod(slot.shape) for slot in slots]
     return Load(
@@ -201,8 +201,8 @@ def rows_of(model: keras.Model) -> tuple[VariableRow, ...]:
         storage, plan = binding.strategy.executor.storage, binding.strategy.plan
 
         def kept(variable: keras.Variable) -> dict[Device, int]:
-            found: dict[Device, int] = storage(variable).bytes_kept()
-            return found
+            bytes_by_device: dict[Device, int] = storage(variable).bytes_kept()
+            return bytes_by_device
 
         def kind(variable: keras.Variable) -> str:
             return _kind(plan, variable, storage(variable))
@@ -240,10 +240,10 @@ def _kept_without_strategy() -> Callable[[keras.Variable], dict[Device, int]]:
     def kept(variable: keras.Variable) -> dict[Device, int]:
         if not keras_internals.has_value(variable):
             return {default: num_bytes(variable)}
-        found = executor.storage(variable).devices
-        if not found:  # not on the plan's device
+        devices = executor.storage(variable).devices
+        if not devices:  # not on the plan's device
             value: Any = keras.ops.convert_to_tensor(variable)
-            found = (executor.device_of(value),)
-        return dict.fromkeys(found, num_bytes(variable))
+            devices = (executor.device_of(value),)
+        return dict.fromkeys(devices, num_bytes(variable))
 
     return kept

@@ -82,8 +82,8 @@ class CheckpointOfObject(PreemptionCheckpoint):
     def restore(self) -> int:
         text = self._notes()
         if self._workers is not None:
-            own, text = text, self._workers.chiefs_text(text)
-            self._check_shared(own == text)
+            local_text, text = text, self._workers.chiefs_text(text)
+            self._check_shared(local_text == text)
         if not text:
             return 0
         notes = json.loads(text)

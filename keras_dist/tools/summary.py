@@ -106,7 +106,7 @@ class Summary(tables.Shown):
         groups = [(group, rows) for group, rows in groups if rows]
         left = len(self.rows) if self.max_rows is None else self.max_rows
         shares = {}
-        by_size = sorted(groups, key=lambda each: len(each[1]))
+        by_size = sorted(groups, key=lambda pair: len(pair[1]))
         for index, (group, rows) in enumerate(by_size):
             shares[group] = min(len(rows), left // (len(by_size) - index))
             left -= shares[group]
@@ -212,7 +212,7 @@ def _sum(rows: Sequence[VariableRow]) -> str:
 
 def _devices(summary: Summary) -> Iterator[Sequence[str]]:
     """Yields a row for each set of devices that keep the same."""
-    pairs = ((each.device, each.of_groups) for each in summary.devices)
+    pairs = ((device.device, device.of_groups) for device in summary.devices)
     for names, of_groups in tables.alike(pairs):
         numbers = (*of_groups, sum(of_groups))
         yield (names, *map(tables.bytes_text, numbers))
@@ -259,12 +259,12 @@ def summary(model: keras.Model, max_rows: int | None = 60) -> Summary:
     >>> with strategy.scope():
     ...     model = keras.Sequential([
     ...         keras.Input((3,)), keras.layers.Dense(4, use_bias=False)])
-    >>> found = keras_dist.summary(model)
-    >>> found.rows[0].kind, found.rows[0].devices, found.rows[0].num_bytes
+    >>> summary = keras_dist.summary(model)
+    >>> summary.rows[0].kind, summary.rows[0].devices, summary.rows[0].num_bytes
     ('mirrored', ('cpu:0', 'cpu:1'), 48)
-    >>> [(each.device, each.num_bytes) for each in found.devices]
+    >>> [(device.device, device.num_bytes) for device in summary.devices]
     [('cpu:0', 48), ('cpu:1', 48)]
-    >>> found.bytes_sent
+    >>> summary.bytes_sent
     96
     """
     counting.check_built(model)

@@ -57,8 +57,8 @@ def _segments(rows: Sequence[VariableRow]) -> Iterator[_Segment]:
         return GROUPS.index(row.group), row.kind, row.devices
 
     start = 0
-    for _, found in itertools.groupby(sorted(rows, key=alike), alike):
-        members = list(found)
+    for _, group in itertools.groupby(sorted(rows, key=alike), alike):
+        members = list(group)
         kept: Counter[str] = Counter()
         for row in members:
             kept.update(dict(row.kept))

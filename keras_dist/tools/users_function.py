@@ -29,12 +29,12 @@ def function_of(spec: str) -> Callable[[], Any]:
     # `python -m` searches in the working directory too.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    found = _imported(spec, module)
-    function = getattr(found, name, _MISSING)
+    imported = _imported(spec, module)
+    function = getattr(imported, name, _MISSING)
     if function is _MISSING:
         raise ValueError(
             f"--model {spec}: the module has no attribute {name!r}. Received: "
-            f"{found!r}. Expected: a module with a function of that name."
+            f"{imported!r}. Expected: a module with a function of that name."
         )
     if not callable(function):
         raise ValueError(
@@ -55,7 +55,7 @@ def called(
         _fail(spec, what, error)
 
 
-def told(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Returns an error's type and message in one line, without frames."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = _COLOR.sub("", message).splitlines()
@@ -118,7 +118,8 @@ def _check_takes_nothing(spec: str, function: Callable[..., Any]) -> None:
 
 def _fail(spec: str, what: str, error: BaseException) -> NoReturn:
     raise ValueError(
-        f"--model {spec}: {what} failed{_place(error)}, with {told(error)}"
+        f"--model {spec}: {what} failed{_place(error)}, with "
+        f"{error_line(error)}"
     ) from error
 
 
@@ -128,10 +129,10 @@ def _place(error: BaseException) -> str:
         return f" in {_shown(error.filename)}, line {error.lineno}"
     # The first frame is the call in this module.
     _, *frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(frame.filename)]
-    if not (own or frames):
+    users_frames = [frame for frame in frames if _is_own(frame.filename)]
+    if not (users_frames or frames):
         return ""
-    last = (own or frames)[-1]
+    last = (users_frames or frames)[-1]
     return f" in {_shown(last.filename)}, line {last.lineno}"
 
 

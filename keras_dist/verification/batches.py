@@ -93,14 +93,14 @@ def batches_of(
             "`verify` needs rows to train with. Received: arrays without rows."
         )
     size = min(batch_size or _ROWS * num_replicas, rows)
-    found, begin = [], 0
+    batches, begin = [], 0
     for count in _sizes(size, steps, num_replicas):
         # Rows are used again if there are too few.
         index = (begin + np.arange(count)) % rows
         begin += count
         cut = _map(functools.partial(_rows_of, index), data)
-        found.append(Batch(cut, count, class_weight))
-    return found
+        batches.append(Batch(cut, count, class_weight))
+    return batches
 
 
 def _rows_of(index: Any, leaf: Any) -> Any:
@@ -127,22 +127,24 @@ def _sizes(size: int, steps: int, num_replicas: int) -> list[int]:
 def _of_dataset(
     x: object, class_weight: object, steps: int, num_replicas: int
 ) -> list[Batch]:
-    found = [
+    batches = [
         _batch_of(element, class_weight)
         for element in itertools.islice(_elements(x), steps)
     ]
-    if not found:
+    if not batches:
         raise ValueError(
             f"`verify` needs data to train with. Received: {x!r}, which has "
             "no batches."
         )
-    if all(batch.rows % num_replicas == 0 for batch in found):
+    if all(batch.rows % num_replicas == 0 for batch in batches):
         # The last batch is cut so that it does not divide; a cut copy is added
         # to an only batch.
-        cut = found[-1].with_rows(np.arange(max(found[-1].rows - 1, 1)))
+        cut = batches[-1].with_rows(np.arange(max(batches[-1].rows - 1, 1)))
         if cut is not None:
-            found = [*found[:-1], cut] if len(found) > 1 else [*found, cut]
-    return found
+            batches = (
+                [*batches[:-1], cut] if len(batches) > 1 else [*batches, cut]
+            )
+    return batches
 
 
 def _elements(x: Any) -> Iterator[Any]:

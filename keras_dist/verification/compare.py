@@ -45,38 +45,41 @@ class Tolerance:
 
 
 def compare(
-    own: RecordedStep,
+    reference: RecordedStep,
     other: RecordedStep,
     noisy: RecordedStep | None,
     tolerance: Tolerance,
 ) -> list[Difference]:
-    """Compares each value of a step; `noisy` is `own` with reordered rows."""
-    least = _least(own)
+    """Compares each value of a step; `noisy` is `reference` with its rows
+    in another order."""
+    least = _least(reference)
     return [
-        _difference(own, other, noisy, key, tolerance, least)
-        if key in own.found and key in other.found
-        else _of_one_side(own, other, key)
-        for key in dict.fromkeys((*own.found, *other.found))
+        _difference(reference, other, noisy, key, tolerance, least)
+        if key in reference.values and key in other.values
+        else _of_one_side(reference, other, key)
+        for key in dict.fromkeys((*reference.values, *other.values))
     ]
 
 
 def _of_one_side(
-    own: RecordedStep, other: RecordedStep, key: Key
+    reference: RecordedStep, other: RecordedStep, key: Key
 ) -> Difference:
     """Returns the difference of a value that only one of the steps has."""
-    is_own = key in own.found
-    value = _floats((own if is_own else other).found[key]).reshape(-1)
+    is_reference = key in reference.values
+    value = _floats((reference if is_reference else other).values[key]).reshape(
+        -1
+    )
     first = float(value[0]) if value.size else 0.0
     return Difference(
         *key,
-        own.phase,
-        own.index,
-        own.rows,
-        one_device=first if is_own else np.nan,
-        strategy=np.nan if is_own else first,
+        reference.phase,
+        reference.index,
+        reference.rows,
+        one_device=first if is_reference else np.nan,
+        strategy=np.nan if is_reference else first,
         relative=np.inf,
         allowed=0.0,
-        only="one_device" if is_own else "strategy",
+        only="one_device" if is_reference else "strategy",
     )
 
 
@@ -89,53 +92,55 @@ def _difference(
     least: float,
 ) -> Difference:
     kind, name = key
-    own, theirs = _floats(step.found[key]), _floats(other.found[key])
+    expected, actual = _floats(step.values[key]), _floats(other.values[key])
     before = _floats(step.before.get(key, 0.0))
     is_kept = kind in ("state", "weight", "slot")
     is_trained = step.phase in ("training", "fit")
-    scale = _largest(own - before if is_kept else own)
-    rounding = _OF_NOISE * tolerance.epsilon * _largest(own) if is_kept else 0.0
+    scale = _largest(expected - before if is_kept else expected)
+    rounding = (
+        _OF_NOISE * tolerance.epsilon * _largest(expected) if is_kept else 0.0
+    )
     if kind == "gradient":
         rounding = least
-    if noisy is not None and key in noisy.found:
-        moved = _distance(own, _floats(noisy.found[key]))
+    if noisy is not None and key in noisy.values:
+        moved = _distance(expected, _floats(noisy.values[key]))
         if is_trained or moved <= _most_noise(scale, least):
             rounding += _OF_NOISE * moved
     share = tolerance.trained if is_trained else tolerance.once
-    at = _place(own, theirs)
-    unit = scale or _largest(own) or 1.0
+    at = _place(expected, actual)
+    unit = scale or _largest(expected) or 1.0
     return Difference(
         kind,
         name,
         step.phase,
         step.index,
         step.rows,
-        float(own.reshape(-1)[at]) if own.size else 0.0,
-        float(theirs.reshape(-1)[at]) if theirs.size else 0.0,
-        float(_distance(own, theirs) / unit),
+        float(expected.reshape(-1)[at]) if expected.size else 0.0,
+        float(actual.reshape(-1)[at]) if actual.size else 0.0,
+        float(_distance(expected, actual) / unit),
         float(share + rounding / unit),
     )
 
 
 def doubles(once: RecordedStep, twice: RecordedStep, key: Key) -> bool | None:
     """Returns whether a value changes if each row comes twice."""
-    if key not in once.found or key not in twice.found:
+    if key not in once.values or key not in twice.values:
         return None
     change, changed = (
-        _floats(step.found[key]) - _floats(step.before.get(key, 0.0))
+        _floats(step.values[key]) - _floats(step.before.get(key, 0.0))
         for step in (once, twice)
     )
     return _distance(change, changed) > 1e-2 * (_largest(change) or 1.0)
 
 
-def depends_on_order(own: RecordedStep, noisy: RecordedStep) -> bool:
+def depends_on_order(step: RecordedStep, noisy: RecordedStep) -> bool:
     """Returns whether another order of rows changes gradients noticeably."""
-    least = _least(own)
+    least = _least(step)
     return any(
-        key not in noisy.found
-        or _distance(_floats(value), _floats(noisy.found[key]))
+        key not in noisy.values
+        or _distance(_floats(value), _floats(noisy.values[key]))
         > _most_noise(_largest(value), least)
-        for key, value in own.found.items()
+        for key, value in step.values.items()
         if key[0] == "gradient"
     )
 
@@ -145,7 +150,7 @@ def without_gradient(step: RecordedStep) -> set[str]:
     least = _least(step)
     return {
         name
-        for (kind, name), value in step.found.items()
+        for (kind, name), value in step.values.items()
         if kind == "gradient" and _largest(value) <= least
     }
 
@@ -154,13 +159,15 @@ def is_of(key: Key, names: set[str]) -> bool:
     """Returns whether a value is one of these weights, or a slot of one."""
     kind, name = key
     if kind == "slot":
-        return any(each.replace("/", "_") in name for each in names)
+        return any(
+            variable_name.replace("/", "_") in name for variable_name in names
+        )
     return kind == "weight" and name in names
 
 
 def _least(step: RecordedStep) -> float:
     """Returns the size below which gradients of a step are rounding."""
-    gradients = [v for k, v in step.found.items() if k[0] == "gradient"]
+    gradients = [v for k, v in step.values.items() if k[0] == "gradient"]
     return _OF_LARGEST * max(map(_largest, gradients), default=0.0)
 
 
@@ -179,24 +186,24 @@ def _largest(value: Any) -> float:
     return float(np.max(np.abs(finite))) if finite.size else 0.0
 
 
-def _distance(own: Any, theirs: Any) -> float:
+def _distance(expected: Any, actual: Any) -> float:
     """Returns the largest difference; infinite if NaN or shapes differ."""
-    if own.shape != theirs.shape:
+    if expected.shape != actual.shape:
         return np.inf
-    if not own.size:
+    if not expected.size:
         return 0.0
-    odd = ~(np.isfinite(own) & np.isfinite(theirs))
+    odd = ~(np.isfinite(expected) & np.isfinite(actual))
     if odd.any():
-        same = (own == theirs) | (np.isnan(own) & np.isnan(theirs))
+        same = (expected == actual) | (np.isnan(expected) & np.isnan(actual))
         if not same[odd].all():
             return np.inf
     with np.errstate(invalid="ignore"):
-        return float(np.max(np.abs(np.where(odd, 0.0, own - theirs))))
+        return float(np.max(np.abs(np.where(odd, 0.0, expected - actual))))
 
 
-def _place(own: Any, theirs: Any) -> int:
-    if own.shape != theirs.shape or not own.size:
+def _place(expected: Any, actual: Any) -> int:
+    if expected.shape != actual.shape or not expected.size:
         return 0
     with np.errstate(invalid="ignore"):
-        gap = np.abs(own - theirs).reshape(-1)
+        gap = np.abs(expected - actual).reshape(-1)
     return int(np.argmax(np.where(np.isnan(gap), np.inf, gap)))

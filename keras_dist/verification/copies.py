@@ -35,7 +35,8 @@ def kinds_of(model: keras.Model) -> dict[int, str]:
 def values_of(variables: Sequence[keras.Variable]) -> list[Any]:
     """Returns the values of variables, copied into NumPy arrays."""
     return [
-        np.array(keras.ops.convert_to_numpy(each.value)) for each in variables
+        np.array(keras.ops.convert_to_numpy(variable.value))
+        for variable in variables
     ]
 
 
@@ -69,28 +70,28 @@ def copy_of(model: keras.Model) -> keras.Model:
             copy = type(model).from_config(config)
             _compile_like(copy, model)
     except Exception as error:
-        told = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise UnsupportedModelError(
             f"Model '{model.name}' of class {type(model).__name__} can't be "
             f"copied from its configuration: {type(error).__name__}: "
-            f"{told[:300].rstrip('.')}. {INSTEAD}."
+            f"{message[:300].rstrip('.')}. {INSTEAD}."
         ) from error
     return copy
 
 
 def check_alike(
-    own: Sequence[Any], other: Sequence[Any], expected: str
+    variables: Sequence[Any], other: Sequence[Any], expected: str
 ) -> None:
     """Refuses copies whose variables have other shapes or types."""
-    found, wanted = (
-        [(tuple(v.shape), v.dtype, v.trainable) for v in each]
-        for each in (own, other)
+    kinds, other_kinds = (
+        [(tuple(v.shape), v.dtype, v.trainable) for v in group]
+        for group in (variables, other)
     )
-    if found != wanted:
+    if kinds != other_kinds:
         raise UnsupportedModelError(
             "`verify` made copies of the model, and they differ. Received "
             "variables of these shapes, types, and whether they are trained: "
-            f"{found} and {wanted}. Expected: {expected}."
+            f"{kinds} and {other_kinds}. Expected: {expected}."
         )
 
 
@@ -110,8 +111,11 @@ def _checked(model: keras.Model) -> keras.Model:
 def _check_compile(model: keras.Model) -> None:
     """Refuses a model whose `compile` can't be repeated."""
     cls = type(model)
-    own = cls.compile is not keras.Model.compile
-    if own and cls.get_compile_config is keras.Model.get_compile_config:
+    overrides_compile = cls.compile is not keras.Model.compile
+    if (
+        overrides_compile
+        and cls.get_compile_config is keras.Model.get_compile_config
+    ):
         raise TypeError(
             "its class overrides `compile` and has no `get_compile_config`"
         )
@@ -142,7 +146,9 @@ def _named_things_of(model: keras.Model, config: object) -> dict[str, Any]:
     """Returns the user's classes and functions, by their names in configs."""
     compiled = keras_internals.compile_arguments(model) or {}
     given = keras.tree.flatten(list(compiled.values()))
-    configs = [each.get_config() for each in given if _has_config(each)]
+    configs = [
+        argument.get_config() for argument in given if _has_config(argument)
+    ]
     text = repr([config, *configs])
     things: list[Any] = [
         *model._flatten_layers(),
@@ -153,7 +159,7 @@ def _named_things_of(model: keras.Model, config: object) -> dict[str, Any]:
     for thing in list(things):
         # Initializers, regularizers, activations and schedules.
         things += vars(thing).values() if hasattr(thing, "__dict__") else []
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for thing in things:
         is_named = callable(thing) and hasattr(thing, "__name__")
         named = thing if is_named else type(thing)
@@ -161,14 +167,14 @@ def _named_things_of(model: keras.Model, config: object) -> dict[str, Any]:
         name = keras.saving.get_registered_name(named)
         if module.split(".")[0] in ("keras", "builtins"):
             continue
-        if found.setdefault(name, named) is not named and repr(name) in text:
+        if by_name.setdefault(name, named) is not named and repr(name) in text:
             raise TypeError(
                 "the configuration has only the names of classes and "
                 f"functions, and two of them are called '{name}'. Give each a "
                 "name of its own, or register them with "
                 "`keras.saving.register_keras_serializable`"
             )
-    return found
+    return by_name
 
 
 def _has_config(thing: object) -> bool:

@@ -25,12 +25,12 @@ def drawer_of(index: Any) -> Drawer:
     def draw(made: Draw) -> Any:
         sizes = made.shape
         is_known = all(isinstance(size, int) for size in sizes)
-        own = rows if is_known else ops.convert_to_tensor(rows)
-        found = rows_by_size(sizes, RowShard(own, own))
-        if found is None or made.name == "shuffle":
+        num_rows = rows if is_known else ops.convert_to_tensor(rows)
+        drawn = rows_by_size(sizes, RowShard(num_rows, num_rows))
+        if drawn is None or made.name == "shuffle":
             return made.again()
-        times = found.size // own
-        part = Rows(found.axis, 0, found.size, times * total)
+        times = drawn.size // num_rows
+        part = Rows(drawn.axis, 0, drawn.size, times * total)
 
         def gather(value: object, axis: int) -> Any:
             return ops.take(value, _spread(inverse, times), axis)
@@ -43,5 +43,5 @@ def drawer_of(index: Any) -> Drawer:
 
 def _spread(index: object, times: object) -> Any:
     """Returns the places of rows that have several values each."""
-    each = ops.expand_dims(ops.convert_to_tensor(index, "int32"), 1)
-    return ops.reshape(each * times + ops.arange(times, dtype="int32"), [-1])
+    column = ops.expand_dims(ops.convert_to_tensor(index, "int32"), 1)
+    return ops.reshape(column * times + ops.arange(times, dtype="int32"), [-1])

@@ -121,10 +121,12 @@ class Report(tables.Shown):
     @property
     def first(self) -> Difference | None:
         """The first `Difference` that is larger than rounding, or `None`."""
-        different = [each for each in self.differences if each.differs]
+        different = [
+            difference for difference in self.differences if difference.differs
+        ]
         return min(
             (d for d in different if d.phase == different[0].phase),
-            key=lambda each: each.step,
+            key=lambda difference: difference.step,
             default=None,
         )
 
@@ -136,11 +138,11 @@ class Report(tables.Shown):
         gradient.
         """
         wrong = [
-            each
-            for each in self.differences
-            if each.kind == "gradient" and each.differs
+            difference
+            for difference in self.differences
+            if difference.kind == "gradient" and difference.differs
         ]
-        first = min((each.step for each in wrong), default=0)
+        first = min((difference.step for difference in wrong), default=0)
         pairs = [(d.name, d.relative) for d in wrong if d.step == first]
         return tuple(sorted(pairs, key=lambda pair: -pair[1]))
 
@@ -152,8 +154,8 @@ class Report(tables.Shown):
     @property
     def not_finite(self) -> Difference | None:
         """The first value that is NaN or infinite, which can't be compared."""
-        found = (d for d in self.differences if not np.isfinite(d.strategy))
-        return next(found, None)
+        affected = (d for d in self.differences if not np.isfinite(d.strategy))
+        return next(affected, None)
 
     @property
     def section(self) -> str:
@@ -192,8 +194,8 @@ class Report(tables.Shown):
             "by_layer": self.by_layer,
             **asdict(self),
             "differences": [
-                asdict(each) | {"differs": each.differs}
-                for each in self.differences
+                asdict(difference) | {"differs": difference.differs}
+                for difference in self.differences
             ],
         }
 
@@ -202,24 +204,24 @@ class Report(tables.Shown):
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> "Report":
+    def from_dict(cls, data: dict[str, Any]) -> "Report":
         """Returns the report that `to_dict` was called on."""
-        names = [each.name for each in fields(Difference)]
+        names = [field.name for field in fields(Difference)]
         return cls(
-            found["model"],
-            found["strategy"],
+            data["model"],
+            data["strategy"],
             tuple(
-                Difference(**{name: each[name] for name in names})
-                for each in found["differences"]
+                Difference(**{name: difference[name] for name in names})
+                for difference in data["differences"]
             ),
-            found["cause"] and Cause(**found["cause"]),
-            tuple(found["batches"]),
-            tuple(found["notes"]),
+            data["cause"] and Cause(**data["cause"]),
+            tuple(data["batches"]),
+            tuple(data["notes"]),
         )
 
     def __repr__(self) -> str:
-        found = "same" if self.first is None else f"differs: {self.first}"
-        return f"<Report of '{self.model}' on {self.strategy}: {found}>"
+        verdict = "same" if self.first is None else f"differs: {self.first}"
+        return f"<Report of '{self.model}' on {self.strategy}: {verdict}>"
 
     def __rich__(self) -> tables.TableReport:
         made = tables.table(
@@ -247,15 +249,21 @@ class Report(tables.Shown):
 
 def _rows(report: Report) -> Iterator[tuple[str, ...]]:
     groups: dict[tuple[str, str], list[Difference]] = {}
-    for each in report.differences:
-        groups.setdefault((each.phase, each.kind), []).append(each)
-    for (phase, kind), found in groups.items():
-        different = [each for each in found if each.differs]
-        worst = max(different or found, key=lambda each: each.relative)
+    for difference in report.differences:
+        groups.setdefault((difference.phase, difference.kind), []).append(
+            difference
+        )
+    for (phase, kind), differences in groups.items():
+        different = [
+            difference for difference in differences if difference.differs
+        ]
+        worst = max(
+            different or differences, key=lambda difference: difference.relative
+        )
         yield (
             phase,
             kind,
-            str(len(found)),
+            str(len(differences)),
             f"{worst.relative:.1e}",
             worst.name,
             "differs" if different else "same",

@@ -42,7 +42,7 @@ class RecordedStep:
     phase: str
     index: int
     rows: int
-    found: dict[Key, Any]  # arrays, in the order in which they are computed
+    values: dict[Key, Any]  # arrays, in the order in which they are computed
     before: dict[Key, Any]  # variables' values before training
 
 
@@ -107,7 +107,7 @@ class Copy:
         if _is_built(self.model):
             self._build_optimizer()
         if not _is_built(self.model) or not all(
-            each.built for each in all_optimizers(self.model).values()
+            optimizer.built for optimizer in all_optimizers(self.model).values()
         ):
             self._fit(batch)
             compile_again(self.model)
@@ -123,13 +123,13 @@ class Copy:
 
     def predict(self, batch: Batch, index: int) -> RecordedStep:
         self._reset()
-        found: dict[Key, Any] = {}
+        values: dict[Key, Any] = {}
         given = batch.arguments(trains=False)
         given = {k: v for k, v in given.items() if k in ("x", "batch_size")}
         outputs = self.model.predict(verbose=0, **given)
         for number, leaf in enumerate(keras.tree.flatten(outputs)):
-            found["prediction", f"output {number}"] = np.asarray(leaf)
-        return RecordedStep("predict", index, batch.rows, found, {})
+            values["prediction", f"output {number}"] = np.asarray(leaf)
+        return RecordedStep("predict", index, batch.rows, values, {})
 
     def evaluate(self, batch: Batch, index: int) -> RecordedStep:
         self._reset()
@@ -151,28 +151,37 @@ class Copy:
         }
         try:
             with self._scope():
-                made = {id(each): Recorder() for each in optimizers.values()}
+                made = {
+                    id(optimizer): Recorder()
+                    for optimizer in optimizers.values()
+                }
                 self._recorders = list(made.values())
-                for name, each in optimizers.items():
-                    setattr(model, name, _scaled_like(each, made[id(each)]))
+                for name, optimizer in optimizers.items():
+                    setattr(
+                        model,
+                        name,
+                        _scaled_like(optimizer, made[id(optimizer)]),
+                    )
             self._build_optimizer()
             compile_again(model)
             yield
         finally:
-            for name, each in optimizers.items():
-                setattr(model, name, each)
+            for name, optimizer in optimizers.items():
+                setattr(model, name, optimizer)
             compile_again(model)
 
     def gradients(self, batch: Batch, index: int) -> RecordedStep:
         """Returns losses, metrics, gradients and states of a first step."""
         self._reset()
-        found = _of_logs(self._fit(batch))
-        for each in self._recorders:
-            pairs = zip(trainable_variables(each), each.gradients, strict=True)
+        values = _of_logs(self._fit(batch))
+        for recorder in self._recorders:
+            pairs = zip(
+                trainable_variables(recorder), recorder.gradients, strict=True
+            )
             for variable, slot in pairs:
                 name = self.names[id(variable)]
-                found["gradient", name] = ops.convert_to_numpy(slot)
-        return self._recorded("gradients", index, batch.rows, found, ["state"])
+                values["gradient", name] = ops.convert_to_numpy(slot)
+        return self._recorded("gradients", index, batch.rows, values, ["state"])
 
     def train(self, batches: Sequence[Batch]) -> list[RecordedStep]:
         """Returns losses, metrics and all variables after each step."""
@@ -237,7 +246,7 @@ class Copy:
         phase: str,
         index: int,
         rows: int,
-        found: dict[Key, Any],
+        values: dict[Key, Any],
         kinds: Sequence[str],
     ) -> RecordedStep:
         """Adds the values of variables of some kinds to what was found."""
@@ -250,12 +259,12 @@ class Copy:
         variables = all_variables(self.model)
         for kind in kinds:
             chosen = [v for v in variables if of.get(id(v)) == kind]
-            for each, value in zip(
+            for variable, value in zip(
                 chosen, copies.values_of(chosen), strict=True
             ):
-                found[key(each)] = value
+                values[key(variable)] = value
         before = {key(v): value for v, value in self.initial if id(v) in of}
-        return RecordedStep(phase, index, rows, found, before)
+        return RecordedStep(phase, index, rows, values, before)
 
 
 def _is_built(model: keras.Model) -> bool:
@@ -288,23 +297,25 @@ def copies_of(
         own_code.found_equal(copy.model)  # the report tells what is not
         copy.build(batch)
         made.append(copy)
-    own, other = made
-    given, users = all_variables(own.model), {}
+    reference, other = made
+    given, users = all_variables(reference.model), {}
     copies.check_alike(
         given,
         all_variables(other.model),
         "the same variables each time the model is made",
     )
     if isinstance(model, keras.Model) and model.built:
-        copies.check_alike(own.model.weights, model.weights, copies.INSTEAD)
-        users = _of_user(own.model, model)
+        copies.check_alike(
+            reference.model.weights, model.weights, copies.INSTEAD
+        )
+        users = _of_user(reference.model, model)
     # The user's model has the state and the names, if it has the variable.
     sources = [users.get(id(v), v) for v in given]
     values, names = copies.values_of(sources), [v.path for v in sources]
     state = random_state(backend)
     for copy in made:
         copy.begin(values, names, state)
-    return own, other
+    return reference, other
 
 
 def _of_user(copy: keras.Model, model: keras.Model) -> dict[int, Any]:

@@ -77,7 +77,14 @@ def _agreed(report: Report, workers: Workers | None) -> Report:
         return report
     texts = workers.texts(json.dumps(report.to_dict()))
     reports = [Report.from_dict(json.loads(text)) for text in texts]
-    first = next((i for i, each in enumerate(reports) if not each.same), 0)
+    first = next(
+        (
+            i
+            for i, worker_report in enumerate(reports)
+            if not worker_report.same
+        ),
+        0,
+    )
     if not first:
         return reports[0]
     note = f"Worker {first} is the first whose numbers differ."
@@ -90,16 +97,16 @@ class Trial:
     def __init__(
         self,
         strategy: StrategyBase,
-        own: Copy,
+        reference: Copy,
         other: Copy,
         batches: list[Batch],
     ) -> None:
         self._strategy = strategy
-        self._own, self._other = own, other
+        self._reference, self._other = reference, other
         self._parts = strategy.num_replicas_in_sync
         self._batches = batches
-        self._tolerance = compare.Tolerance.of(own.model)
-        self._found: list[Difference] = []
+        self._tolerance = compare.Tolerance.of(reference.model)
+        self._differences: list[Difference] = []
         self._phase = "predict"
         # Names of variables whose gradients are rounding.
         self._still: set[str] = set()
@@ -120,16 +127,16 @@ class Trial:
             if error.about is None:
                 raise
             rows, nan = self._batches[0].rows, np.nan
-            self._found.append(
+            self._differences.append(
                 Difference(
                     *error.about, self._phase, 0, rows, nan, nan, np.inf, 0.0
                 )
             )
             self._notes.append(str(error))
         report = Report(
-            name or self._own.model.name,
+            name or self._reference.model.name,
             repr(self._strategy).strip("<>"),
-            _most_telling(self._found),
+            _most_telling(self._differences),
             None,
             tuple(batch.rows for batch in self._batches),
             tuple(self._notes),
@@ -147,14 +154,21 @@ class Trial:
         ]
 
     def _compare(
-        self, own: RecordedStep, other: RecordedStep, noisy: RecordedStep | None
+        self,
+        reference: RecordedStep,
+        other: RecordedStep,
+        noisy: RecordedStep | None,
     ) -> None:
         """Notes how a step differs, but for what rounding trains."""
         # An optimizer may divide rounding errors by themselves.
-        self._found += [
-            each
-            for each in compare.compare(own, other, noisy, self._tolerance)
-            if not compare.is_of((each.kind, each.name), self._still)
+        self._differences += [
+            difference
+            for difference in compare.compare(
+                reference, other, noisy, self._tolerance
+            )
+            if not compare.is_of(
+                (difference.kind, difference.name), self._still
+            )
         ]
 
     def _without_training(self, name: str) -> None:
@@ -163,7 +177,7 @@ class Trial:
         index = next(iter(self._uneven), min(1, len(self._batches) - 1))
         batch = self._batches[index]
         try:
-            own = getattr(self._own, name)(batch, index)
+            reference = getattr(self._reference, name)(batch, index)
         except Exception as error:
             message = " ".join(str(error).split())[:200]
             self._notes.append(
@@ -173,19 +187,21 @@ class Trial:
             return
         noisy = None
         if name == "evaluate" and (turned := batch.reordered()) is not None:
-            noisy = self._own.evaluate(turned, index)
-        self._compare(own, getattr(self._other, name)(batch, index), noisy)
+            noisy = self._reference.evaluate(turned, index)
+        self._compare(
+            reference, getattr(self._other, name)(batch, index), noisy
+        )
 
     def _gradients(self) -> bool:
         """Compares first steps; returns false if the order of rows matters."""
         self._phase = "gradients"
-        own, keeps_order, still = self._own, True, []
-        with own.recording(), self._other.recording():
+        reference, keeps_order, still = self._reference, True, []
+        with reference.recording(), self._other.recording():
             for index, batch in enumerate(self._batches):
-                step, noisy = own.gradients(batch, index), None
+                step, noisy = reference.gradients(batch, index), None
                 still.append(compare.without_gradient(step))
                 if (turned := batch.reordered()) is not None:
-                    noisy = own.gradients(turned, index)
+                    noisy = reference.gradients(turned, index)
                     keeps_order &= not compare.depends_on_order(step, noisy)
                 self._compare(step, self._other.gradients(batch, index), noisy)
         self._still = set.intersection(*still)
@@ -204,53 +220,58 @@ class Trial:
 
     def _training(self, keeps_order: bool) -> None:
         self._phase = "training"
-        own = self._own.train(self._batches)
-        noisy: list[RecordedStep | None] = [None] * len(own)
+        reference = self._reference.train(self._batches)
+        noisy: list[RecordedStep | None] = [None] * len(reference)
         turned = [batch.reordered() for batch in self._batches]
         known = [batch for batch in turned if batch is not None]
         if keeps_order and len(known) == len(turned):
-            noisy = [*self._own.train(known)]
+            noisy = [*self._reference.train(known)]
         other = self._other.train(self._batches)
-        for steps in zip(own, other, noisy, strict=True):
+        for steps in zip(reference, other, noisy, strict=True):
             self._compare(*steps)
         if all(batch.class_weight is None for batch in self._batches):
             self._phase = "fit"
-            own_fit = self._own.fit(self._batches)
-            self._compare(own_fit, self._other.fit(self._batches), noisy[-1])
+            reference_fit = self._reference.fit(self._batches)
+            self._compare(
+                reference_fit, self._other.fit(self._batches), noisy[-1]
+            )
 
     def _cause(self, first: Difference) -> Cause:
         """Returns the likely cause of a difference, after more steps alone."""
-        own, batch = self._own, self._batches[first.step]
+        reference, batch = self._reference, self._batches[first.step]
         doubles = None
-        with own.recording():
-            once, again = (own.gradients(batch, 0) for _ in range(2))
-            found = compare.compare(once, again, None, self._tolerance)
-            run = {"evaluate": own.evaluate, "gradients": own.gradients}
+        with reference.recording():
+            once, again = (reference.gradients(batch, 0) for _ in range(2))
+            differences = compare.compare(once, again, None, self._tolerance)
+            run = {
+                "evaluate": reference.evaluate,
+                "gradients": reference.gradients,
+            }
             if first.phase in run and (twice := batch.twice()) is not None:
                 once, again = (run[first.phase](b, 0) for b in (batch, twice))
                 doubles = compare.doubles(once, again, (first.kind, first.name))
         return cause_of(
             first,
-            own.model,
-            any(each.differs for each in found),
+            reference.model,
+            any(difference.differs for difference in differences),
             doubles,
             self._parts > 1 and self._strategy.executor.sees_all_rows,
-            own_code.adding(own.model),
+            own_code.adding(reference.model),
         )
 
 
-def _most_telling(found: list[Difference]) -> tuple[Difference, ...]:
+def _most_telling(differences: list[Difference]) -> tuple[Difference, ...]:
     """Returns each value's first difference, else its largest one."""
     most: dict[Any, Difference] = {}
-    for each in found:
-        key = (each.phase, each.kind, each.name)
-        if key not in most or _weight(each) > _weight(most[key]):
-            most[key] = each
+    for difference in differences:
+        key = (difference.phase, difference.kind, difference.name)
+        if key not in most or _weight(difference) > _weight(most[key]):
+            most[key] = difference
     return tuple(most.values())
 
 
-def _weight(each: Difference) -> tuple[bool, bool, float]:
+def _weight(difference: Difference) -> tuple[bool, bool, float]:
     """Returns a sort key: the largest one is kept, the first of equal ones."""
-    if each.differs:
+    if difference.differs:
         return True, False, 0.0
-    return False, bool(np.isnan(each.strategy)), each.relative
+    return False, bool(np.isnan(difference.strategy)), difference.relative

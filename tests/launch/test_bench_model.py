@@ -247,7 +247,7 @@ def test_frames_and_colors_in_a_message_are_left_out():
         '  File "keras/trainer.py", line 3, in fit\n\n'
         "Received a label of 9"
     )
-    assert users_function.told(RuntimeError(message)) == (
+    assert users_function.error_line(RuntimeError(message)) == (
         "RuntimeError: Graph error, at (most recent call last): Received a "
         "label of 9"
     )

@@ -21,16 +21,16 @@ def test_calls_before_an_error_of_all_do_not_count():
     for each in (first, second):
         each.begin_again()
         each.note(A)
-    assert first.apart_from(second.told()) is None
+    assert first.apart_from(second.line()) is None
 
 
 def test_a_call_that_may_come_to_nothing_counts_later(monkeypatch):
     first, second = recorders([A], [A, END])
     entry = first.note(B, is_sure=False)
-    assert first.apart_from(second.told()) is None
-    assert second.apart_from(first.told()) is None
+    assert first.apart_from(second.line()) is None
+    assert second.apart_from(first.line()) is None
     monkeypatch.setattr(recorder, "_UNSURE", 0.0)
-    assert first.apart_from(second.told()) == ("b", "the end")
-    assert second.apart_from(first.told()) == ("the end", "b")
+    assert first.apart_from(second.line()) == ("b", "the end")
+    assert second.apart_from(first.line()) == ("the end", "b")
     first.take_back(entry)
-    assert first.apart_from(second.told()) is None
+    assert first.apart_from(second.line()) is None

@@ -294,7 +294,7 @@ class TracedReplica(Replica):
             return value
         return lax.all_gather(value, AXIS, axis=along, tiled=True)
 
-    def own(self, nest: object) -> Any:
+    def components_of(self, nest: object) -> Any:
         def pick(leaf: object) -> Any:
             if isinstance(leaf, Local):
                 return leaf.local

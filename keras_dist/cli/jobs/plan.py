@@ -111,9 +111,9 @@ _hooks = Hooks(_table)
 
 
 def _optimizer(model: keras.Model, name: str | None) -> Any:
-    own = getattr(model, "optimizer", None)
-    if name is None and own is not None:
-        return own
+    optimizer = getattr(model, "optimizer", None)
+    if name is None and optimizer is not None:
+        return optimizer
     try:
         return keras.optimizers.get(name or "adam")
     except ValueError as error:

@@ -85,7 +85,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Returns what a `RowResult` has of a job."""
     given = request["arguments"]
     try:
-        found = _JOBS[request["job"]](**given)
+        result = _JOBS[request["job"]](**given)
     except Exception as error:
         traceback.print_exc()
         is_own = given.get("model", OWN_MODEL) == OWN_MODEL
@@ -102,12 +102,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             fix = "do what the message says"
         details = f"{type(error).__name__}: {error}"
         return {"status": Status.FAILED, "details": details, "fix": fix}
-    if isinstance(found, str):
-        return {"status": Status.PASSED, "details": found}
-    return _told(found)
+    if isinstance(result, str):
+        return {"status": Status.PASSED, "details": result}
+    return _answer_with(result)
 
 
-def _told(report: Report) -> dict[str, Any]:
+def _answer_with(report: Report) -> dict[str, Any]:
     """Returns the answer with a report: the numbers are the same, or not."""
     answer: dict[str, Any] = {"report": report.to_dict()}
     details = f"the numbers differ: {report.first}"
@@ -178,7 +178,7 @@ def check_collectives(devices: Sequence[str]) -> str:
     count = len(devices)
     rows = np.arange(2 * count + 1, dtype="float32")
     dataset = strategy.experimental_distribute_dataset([rows])
-    own = next(iter(dataset))
+    batch = next(iter(dataset))
 
     def replica_fn(x: object) -> Any:
         context = get_replica_context()
@@ -187,7 +187,7 @@ def check_collectives(devices: Sequence[str]) -> str:
         ids = keras.ops.convert_to_tensor(replica, "float32")
         return ids, context.all_reduce("SUM", keras.ops.sum(x)), x
 
-    ids, total, again = strategy.run(replica_fn, args=(own,))
+    ids, total, again = strategy.run(replica_fn, args=(batch,))
     ranks = np.arange(count)
     local, reduce = strategy.experimental_local_results, strategy.reduce
     _check("run", local(ids), ranks)
@@ -201,8 +201,8 @@ def check_collectives(devices: Sequence[str]) -> str:
 
 
 def _check(what: str, actual: Sequence[Any], expected: Any) -> None:
-    numbers = [float(keras.ops.convert_to_numpy(each)) for each in actual]
-    wanted = [float(each) for each in expected]
+    numbers = [float(keras.ops.convert_to_numpy(value)) for value in actual]
+    wanted = [float(value) for value in expected]
     if len(numbers) != len(wanted) or not np.allclose(numbers, wanted):
         raise AssertionError(f"`{what}` gave {numbers}. Expected: {wanted}.")
 

@@ -27,8 +27,8 @@ from keras_dist.plugin.backend import get_backend
 from keras_dist.plugin.capabilities import CompilesForTargets
 from keras_dist.tools.counting import load_of
 from keras_dist.tools.users_function import called
+from keras_dist.tools.users_function import error_line
 from keras_dist.tools.users_function import function_of
-from keras_dist.tools.users_function import told
 
 _ROWS = 32  # of each replica, unless the user says it
 # Arguments of strategies that split variables over the replicas.
@@ -200,8 +200,8 @@ def _labels_of(model: keras.Model, rows: int) -> Any:
     if isinstance(outputs, dict):
         by_name = losses if isinstance(losses, dict) else {}
         return {
-            key: described(each, by_name.get(key, losses))
-            for key, each in outputs.items()
+            key: described(output, by_name.get(key, losses))
+            for key, output in outputs.items()
         }
     if isinstance(outputs, (list, tuple)):
         several = losses
@@ -239,8 +239,8 @@ def _explained(
         shapes = [tuple(leaf.shape) for leaf in leaves]
         raise ValueError(
             f"--model {spec}: the training step can't be compiled for {target} "
-            f"and a batch of shapes {shapes}. It failed with {told(error)} If "
-            "the shapes are wrong, return (model, x, y), with arrays of the "
-            "right shapes. A step that reads a tensor's value, as "
-            "`float(loss)` does, has none here."
+            f"and a batch of shapes {shapes}. It failed with "
+            f"{error_line(error)} If the shapes are wrong, return (model, x, "
+            "y), with arrays of the right shapes. A step that reads a tensor's "
+            "value, as `float(loss)` does, has none here."
         ) from error

@@ -18,7 +18,7 @@ _LONG = 120
 
 
 def compare(
-    own: Facts,
+    facts: Facts,
     workers: Workers,
     what: str,
     numbers: Sequence[int] = (),
@@ -29,31 +29,31 @@ def compare(
     `paths` say what a name is called here. Returns the `numbers` of each
     worker. That is one collective, unless workers differ.
     """
-    sent = [_code_of(own), *numbers]
-    found = workers.concatenate_numbers(sent, what)
+    sent = [_code_of(facts), *numbers]
+    gathered = workers.concatenate_numbers(sent, what)
     everyone = [
-        found[i : i + len(sent)] for i in range(0, len(found), len(sent))
+        gathered[i : i + len(sent)] for i in range(0, len(gathered), len(sent))
     ]
-    _check([each[0] for each in everyone], own, workers, paths or {})
-    return [each[1:] for each in everyone]
+    _check([received[0] for received in everyone], facts, workers, paths or {})
+    return [received[1:] for received in everyone]
 
 
 def _check(
     codes: Sequence[int],
-    own: Facts,
+    facts: Facts,
     workers: Workers,
     paths: Mapping[str, str],
 ) -> None:
     other = next((i for i, code in enumerate(codes) if code != codes[0]), None)
     if other is None:
         return
-    shown = {name: _shortened(text) for name, text in own.items()}
+    shown = {name: _shortened(text) for name, text in facts.items()}
     everyone = [json.loads(t) for t in workers.texts(json.dumps(shown))]
     first, theirs = everyone[0], everyone[other]
     names = [n for n in {**first, **theirs} if first.get(n) != theirs.get(n)]
     # Those of a whole model come last.
     names.sort(key=lambda name: len(first.get(name, "")) > _LONG)
-    found = [
+    differences = [
         f"{name}{paths.get(name, '')}: {first.get(name, 'nothing')} on worker "
         f"0, {theirs.get(name, 'nothing')} on worker {other}"
         for name in names
@@ -61,7 +61,7 @@ def _check(
     raise ReplicaDivergenceError(
         "Workers are about to compute different things, so they would wait "
         "for each other, or their weights would part. Received: "
-        f"{first_of(found, '; ')}. "
+        f"{first_of(differences, '; ')}. "
         "Expected: the same call, models, variables, settings and versions on "
         "every worker. Give each worker the whole data and the global batch "
         "size. Each worker takes its own rows. Look for environment variables "
@@ -71,24 +71,24 @@ def _check(
     )
 
 
-def first_of(found: Sequence[str], separator: str = ", ") -> str:
+def first_of(words: Sequence[str], separator: str = ", ") -> str:
     """Returns the first of some words, and how many more there are."""
-    more = len(found) - _MOST
-    return separator.join([*found[:_MOST], *[f"and {more} more"] * (more > 0)])
+    more = len(words) - _MOST
+    return separator.join([*words[:_MOST], *[f"and {more} more"] * (more > 0)])
 
 
-def note_of(own: Facts) -> str:
+def note_of(facts: Facts) -> str:
     """Returns a short text that differs if facts do."""
-    return f"{_code_of(own):x}"
+    return f"{_code_of(facts):x}"
 
 
 def hash_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=4).hexdigest()
 
 
-def _code_of(own: Facts) -> int:
+def _code_of(facts: Facts) -> int:
     """Returns a hash below 2**62."""
-    text = json.dumps(own, sort_keys=True).encode()
+    text = json.dumps(facts, sort_keys=True).encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 2
 

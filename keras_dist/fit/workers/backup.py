@@ -98,9 +98,9 @@ class Restore(keras.callbacks.Callback):
         if not self._workers.cluster.is_chief:
             return
         if os.path.exists(self._latest):
-            found = {"epoch": notes["epoch"], "batch": notes["step"]}
+            metadata = {"epoch": notes["epoch"], "batch": notes["step"]}
             with written_beside(self._metadata) as path, open(path, "w") as f:
-                json.dump(found, f)
+                json.dump(metadata, f)
         else:
             self._remove_metadata()
 
@@ -154,9 +154,9 @@ class Save(keras.callbacks.Callback):
         notes = self._restore.notes
         self._since = 0
         if notes.get("step"):
-            told = [*self._others, self]
+            callbacks = [*self._others, self]
             self._skipping = Skipping(
-                self.model, told, notes["step"], self._go_on
+                self.model, callbacks, notes["step"], self._go_on
             )
         elif "random" in notes:
             set_random_state(self._backend, notes["random"])

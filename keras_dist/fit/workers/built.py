@@ -27,7 +27,7 @@ def built_for(model: keras.Model) -> Built:
     keras_saveables.check_found(model)
     variables = keras_saveables.layer_variables(model)
     positions = {id(variable): i for i, variable in enumerate(variables)}
-    found: Built = {}
+    built: Built = {}
     for place, optimizer in keras_saveables.all_optimizers(model).items():
         trained = trainable_variables(optimizer) if optimizer.built else []
         for variable in trained:
@@ -40,10 +40,10 @@ def built_for(model: keras.Model) -> Built:
                     "Expected: a model with all variables that its optimizers "
                     "update. Make their layers attributes of the model."
                 )
-        found[place] = None
+        built[place] = None
         if optimizer.built:
-            found[place] = [positions[id(variable)] for variable in trained]
-    return found
+            built[place] = [positions[id(variable)] for variable in trained]
+    return built
 
 
 def build_as_saved(
@@ -53,19 +53,19 @@ def build_as_saved(
 
     Older checkpoints, and Keras' own files, say nothing: `saved` is `None`.
     """
-    own = keras_saveables.all_optimizers(model)
+    optimizers = keras_saveables.all_optimizers(model)
     if saved is None:
         build_optimizer(model)
         return
-    if not own:
+    if not optimizers:
         return  # a model that is not compiled takes its weights alone
-    if set(own) != set(saved):
+    if set(optimizers) != set(saved):
         raise ValueError(
             f"Model '{model.name}' has other optimizers than the checkpoint. "
-            f"Received: {_named(own)}. Expected: {_named(saved)}, in these "
-            "attributes."
+            f"Received: {_named(optimizers)}. Expected: {_named(saved)}, in "
+            "these attributes."
         )
-    for place, optimizer in own.items():
+    for place, optimizer in optimizers.items():
         positions = saved[place]
         wanted = None
         if positions is not None:
@@ -117,7 +117,9 @@ def _ids(variables: list[keras.Variable] | None) -> list[int] | None:
 def _paths(variables: list[keras.Variable] | None) -> str:
     if variables is None:
         return "no variables yet"
-    shown = ", ".join(f"'{each.path}'" for each in variables[:_MOST_SHOWN])
+    shown = ", ".join(
+        f"'{variable.path}'" for variable in variables[:_MOST_SHOWN]
+    )
     more = ", ..." if len(variables) > _MOST_SHOWN else ""
     return f"{len(variables)} variables ({shown}{more})"
 

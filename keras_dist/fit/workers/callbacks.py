@@ -151,17 +151,17 @@ def chiefs_guarded(
         saves = keeps_shards and isinstance(callback, _SAVER)
         for name in _HOOKS:
             method = getattr(callback, name, None)
-            own = vars(callback)
+            attributes = vars(callback)
             # `evaluate` in `fit` passes callbacks that are guarded already.
-            if method is None or _is_default(method) or name in own:
+            if method is None or _is_default(method) or name in attributes:
                 continue
-            own[name] = _guarded(method, type(callback).__name__, saves)
-            hooked.append((own, name))
+            attributes[name] = _guarded(method, type(callback).__name__, saves)
+            hooked.append((attributes, name))
     try:
         yield
     finally:
-        for own, name in hooked:
-            del own[name]
+        for attributes, name in hooked:
+            del attributes[name]
 
 
 def _guarded(

@@ -180,7 +180,7 @@ class CheckpointFolder:
 
     def _remove(self, parts: str) -> None:
         """Removes older parts, and what interrupted saves have left."""
-        names = [each for each in os.listdir(self.path) if _is_unfinished(each)]
+        names = [name for name in os.listdir(self.path) if _is_unfinished(name)]
         for name in filter(None, [parts, *names]):
             # It refuses a link, so that what a user has moved away stays.
             shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
@@ -243,7 +243,7 @@ class CheckpointFolder:
 
     def _workers_where(self, condition: bool) -> list[int]:
         everyone = self._everyones(int(condition))
-        return [index for index, found in enumerate(everyone) if found]
+        return [index for index, flag in enumerate(everyone) if flag]
 
 
 def _parts_of(text: str) -> str:

@@ -113,7 +113,7 @@ def _save_at(
     digest = drift.digest_of(model)
     with readable_by_chief(model):
         if is_chief:
-            with _told(messages, turn, digest):
+            with _announcing(messages, turn, digest):
                 _write(original, args, kwargs)
             return
         chiefs = _heard(workers, turn)
@@ -122,7 +122,9 @@ def _save_at(
 
 
 @contextlib.contextmanager
-def _told(messages: Messages, turn: str, digest: np.ndarray) -> Iterator[None]:
+def _announcing(
+    messages: Messages, turn: str, digest: np.ndarray
+) -> Iterator[None]:
     """Tells the other workers when the chief begins to save, and ends."""
     messages.say(turn, BEGUN)
     try:

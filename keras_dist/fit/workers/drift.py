@@ -56,41 +56,41 @@ def code_of_state(strategy: StrategyBase, model: keras.Model) -> int:
         if code_of(copies) == code:
             continue
         values = [keras_internals.value_of(v) for v in variables]
-        if found := _far(variables, copies, values):
+        if differences := _far(variables, copies, values):
             raise _apart(
                 f"replicas of worker {workers.cluster.index}, and on its "
                 f"replica {index} these are apart from those of its first one",
-                found,
+                differences,
             )
     return code
 
 
 def digest_of(model: keras.Model) -> np.ndarray:
     """Returns the mean and the size of each variable of a model's state."""
-    found = []
+    digests = []
     for variable in state_of(model):
         value = keras_internals.value_of(variable)
         array = np.asarray(ops.convert_to_numpy(value))
         if array.size:
             size = np.sqrt(np.mean(np.square(array, dtype="float64")))
-            found.append((array.mean(dtype="float64"), size))
-    return np.array(found, "float64").reshape(-1, 2)
+            digests.append((array.mean(dtype="float64"), size))
+    return np.array(digests, "float64").reshape(-1, 2)
 
 
 def check_digest(
-    model: keras.Model, own: np.ndarray, chiefs: np.ndarray
+    model: keras.Model, digest: np.ndarray, chiefs: np.ndarray
 ) -> None:
     """Raises an error if the chief has saved other values than these."""
     variables = [v for v in state_of(model) if np.prod(v.shape)]
-    found = [f"{len(own)} variables in place of {len(chiefs)}"]
-    if len(own) == len(chiefs):
-        found = _far(variables, own, chiefs)
-    if found:
+    differences = [f"{len(digest)} variables in place of {len(chiefs)}"]
+    if len(digest) == len(chiefs):
+        differences = _far(variables, digest, chiefs)
+    if differences:
         raise _apart(
             "a model that the chief has saved with other values. On this "
             "worker, the means and sizes of these are apart from the saved "
             "ones",
-            found,
+            differences,
         )
 
 
@@ -115,21 +115,26 @@ def check_values(
     if not places:
         return
     chiefs = workers.broadcast([values[place] for place in places])
-    own = [
+    local_distances = [
         _distance(values[place], chief)
         for place, chief in zip(places, chiefs, strict=True)
     ]
-    distances = workers.gather([ops.convert_to_tensor(np.array(own))])
-    table = np.stack([ops.convert_to_numpy(each) for (each,) in distances])
-    found = [
+    distances = workers.gather(
+        [ops.convert_to_tensor(np.array(local_distances))]
+    )
+    table = np.stack(
+        [ops.convert_to_numpy(distance) for (distance,) in distances]
+    )
+    differences = [
         f"'{variables[place].path}' by {column.max():.3g} on worker "
         f"{int(column.argmax())}"
         for place, column in zip(places, table.T, strict=True)
         if column.max() > 0
     ]
-    if found:
+    if differences:
         raise _apart(
-            f"other values {when}. These are apart from the chief's", found
+            f"other values {when}. These are apart from the chief's",
+            differences,
         )
 
 
@@ -152,23 +157,25 @@ def _distance(value: object, other: object) -> float:
     """Returns how far values are apart; 0 if that may be rounding.
 
     That is infinite where only one is infinite or no number."""
-    own, theirs = (
-        np.asarray(ops.convert_to_numpy(each)).astype("float64")
-        for each in (value, other)
+    array, other_array = (
+        np.asarray(ops.convert_to_numpy(tensor)).astype("float64")
+        for tensor in (value, other)
     )
-    same = (own == theirs) | (np.isnan(own) & np.isnan(theirs))
+    same = (array == other_array) | (np.isnan(array) & np.isnan(other_array))
     with np.errstate(invalid="ignore"):
-        apart = np.nan_to_num(np.abs(own - theirs), nan=np.inf, posinf=np.inf)
+        apart = np.nan_to_num(
+            np.abs(array - other_array), nan=np.inf, posinf=np.inf
+        )
     distance = np.where(same, 0.0, apart).max(initial=0.0)
-    largest = np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)
+    largest = np.abs(other_array[np.isfinite(other_array)]).max(initial=0.0)
     return 0.0 if distance <= _TOLERANCE * largest else float(distance)
 
 
-def _apart(of: str, found: Sequence[str]) -> ReplicaDivergenceError:
+def _apart(of: str, differences: Sequence[str]) -> ReplicaDivergenceError:
     return ReplicaDivergenceError(
         f"Variables must be equal everywhere. Received: {of}: "
-        f"{first_of(found)}. Expected: the same values on every worker and "
-        "replica. Look for code that only some workers run, for files of "
+        f"{first_of(differences)}. Expected: the same values on every worker "
+        "and replica. Look for code that only some workers run, for files of "
         "weights that differ, and for random numbers of a worker's own."
     )
 

@@ -84,20 +84,20 @@ class Entry:
         That is one collective, unless workers differ.
         """
         data = _data(self._arguments())
-        own = described(self._name, self._arguments())
+        facts = described(self._name, self._arguments())
         for callback in self._callbacks:
             if isinstance(callback, BACKUP):
                 name = f"save_freq of {type(callback).__name__}"
-                own[name] = str(callback.save_freq)
+                facts[name] = str(callback.save_freq)
         state, backend = "", get_backend()
         if self._name == "fit":
             state = randomness.random_state(backend)
         changing = [c for c in self._callbacks if is_everyones(c)]
-        own |= _computed(self._name, self._model, changing)
+        facts |= _computed(self._name, self._model, changing)
         numbers = [randomness.code_of(state), int(bool(self._callbacks))]
         numbers += same_data.fingerprints(data, self._get("batch_size"))
         what = f"`{self._name}`, to compare arguments"
-        everyone = compare(own, self._workers, what, numbers)
+        everyone = compare(facts, self._workers, what, numbers)
         codes, have_callbacks, *seen = zip(*everyone, strict=True)
         vars(bound(self._model))["compared"] = fingerprint.stamp_of(self._model)
         if len(set(codes)) > 1:
@@ -153,7 +153,7 @@ class Entry:
     def _in_list(self) -> Any:
         given = self._get("callbacks")
         pairs = itertools.zip_longest(self._callbacks, given.callbacks)
-        if all(own is theirs for own, theirs in pairs):
+        if all(callback is theirs for callback, theirs in pairs):
             return given
         result = copy.copy(given)
         for callback in self._callbacks:
@@ -192,7 +192,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> Facts:
     # A string, or a boolean in any form; `None` stands for true.
     if not isinstance(shuffle, str):
         shuffle = shuffle is None or bool(shuffle)
-    found = {
+    values = {
         "method": f"`{method}`",
         **{name: arguments.get(name) or None for name in _ARGUMENTS},
         "shuffle": shuffle,
@@ -202,7 +202,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> Facts:
         "batches of the validation data": batches_of(validation),
         same_data.VARIABLE: same_data.is_wanted(),
     }
-    return {k: str(v) for k, v in found.items() if v is not None}
+    return {k: str(v) for k, v in values.items() if v is not None}
 
 
 def rows_of(data: object) -> int | None:
@@ -219,8 +219,8 @@ def batches_of(data: object) -> int | None:
         return None
     for name in ("num_batches", "cardinality", "__len__"):
         try:
-            found = getattr(data, name, None)
-            number = found() if callable(found) else found
+            attribute = getattr(data, name, None)
+            number = attribute() if callable(attribute) else attribute
         except (TypeError, NotImplementedError):
             # A dataset may have the method without knowing its length.
             continue
@@ -240,9 +240,9 @@ def _computed(
     # A large model takes a while, and `predict` may be called often.
     if name == "fit" or link.compared != layers:
         link.layers = fingerprint.of_layers(model)
-    own = fingerprint.of_process(callbacks)
-    found: Facts = own | link.compiled | link.layers
-    return found
+    process_facts = fingerprint.of_process(callbacks)
+    facts: Facts = process_facts | link.compiled | link.layers
+    return facts
 
 
 def check_batch(
@@ -261,7 +261,7 @@ def check_batch(
 
 
 def _data(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: arguments.get(name) for name in _DATA}
-    if isinstance(found["class_weight"], dict):
-        found["class_weight"] = sorted(found["class_weight"].items())
-    return found
+    data = {name: arguments.get(name) for name in _DATA}
+    if isinstance(data["class_weight"], dict):
+        data["class_weight"] = sorted(data["class_weight"].items())
+    return data

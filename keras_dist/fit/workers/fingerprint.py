@@ -56,34 +56,34 @@ def of_process(callbacks: Sequence[Any]) -> Facts:
 def of_compile(model: keras.Model) -> Facts:
     """Describes what a model was compiled with."""
     arguments = keras_internals.compile_arguments(model) or {}
-    found = {
+    facts = {
         f"compile({name}=...)": _text(value, {})
         for name, value in arguments.items()
         if name not in ("self", "optimizer")
     }
     for place, optimizer in keras_saveables.all_optimizers(model).items():
-        found |= _of_object(f"optimizer `{place}`", optimizer, {})
-    return found
+        facts |= _of_object(f"optimizer `{place}`", optimizer, {})
+    return facts
 
 
 def stamp_of(model: keras.Model) -> list[tuple[int, bool]]:
     """Returns what tells quickly that a model has other layers than before."""
-    return [(id(each), each.trainable) for each in model._flatten_layers()]
+    return [(id(layer), layer.trainable) for layer in model._flatten_layers()]
 
 
 def of_layers(model: keras.Layer) -> Facts:
     """Describes a model's layers."""
     layers = list(model._flatten_layers())
-    parts = [o for each in layers for o in getattr(each, "operations", ())]
+    parts = [o for layer in layers for o in getattr(layer, "operations", ())]
     names = {
         part.name: f"#{index}" for index, part in enumerate([*layers, *parts])
     }
-    found: Facts = {}
+    facts: Facts = {}
     for index, layer in enumerate(layers):
         what = f"layer {index} ({type(layer).__name__})"
-        found |= _of_object(what, layer, names)
-        found[f"{what}: trainable"] = str(layer.trainable)
-    return found
+        facts |= _of_object(what, layer, names)
+        facts[f"{what}: trainable"] = str(layer.trainable)
+    return facts
 
 
 def variables_outside(model: keras.Model) -> list[keras.Variable]:
@@ -91,8 +91,8 @@ def variables_outside(model: keras.Model) -> list[keras.Variable]:
     things = [keras_internals.compile_arguments(model) or {}]
     things += model._flatten_layers()
     known = {id(v) for v in keras_saveables.all_variables(model)}
-    found = users_code.reached(things).variables
-    return [variable for variable in found if id(variable) not in known]
+    reached = users_code.reached(things).variables
+    return [variable for variable in reached if id(variable) not in known]
 
 
 def of_callback(callback: object) -> str:
@@ -108,11 +108,11 @@ def of_callback(callback: object) -> str:
 
 def _of_object(what: str, thing: object, names: Mapping[str, str]) -> Facts:
     """Describes an object with a configuration, entry by entry."""
-    found = {what: class_text(type(thing))}
+    facts = {what: class_text(type(thing))}
     for name, value in _config_of(thing).items():
         if name not in _SKIPPED:
-            found[f"{what}: {name}"] = _text(value, names)
-    return found
+            facts[f"{what}: {name}"] = _text(value, names)
+    return facts
 
 
 def _config_of(thing: Any) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def _has_lambda(thing: Any) -> bool:
         inspect.isfunction(value)
         and value.__name__ == "<lambda>"
         and name not in SAVES
-        for each in (thing._flatten_layers() if is_layer else [thing])
-        for name, value in getattr(each, "__dict__", {}).items()
+        for part in (thing._flatten_layers() if is_layer else [thing])
+        for name, value in getattr(part, "__dict__", {}).items()
     )
 
 
@@ -156,16 +156,16 @@ def of_step(fn: Callable[..., Any]) -> Facts:
     if isinstance(fn, CompiledFunction):
         fn = fn.python_function
     reached = users_code.reached(fn)
-    found: Facts = {}
+    facts: Facts = {}
     for code in reached.codes:
         what = f"code of `{code.co_qualname}`"
-        found[what] = found.get(what, "") + users_code.code_text(code)
+        facts[what] = facts.get(what, "") + users_code.code_text(code)
     for name, thing in reached.objects.items():
         if isinstance(thing, keras.Layer):
-            found |= {f"`{name}`, {k}": v for k, v in of_layers(thing).items()}
+            facts |= {f"`{name}`, {k}": v for k, v in of_layers(thing).items()}
         else:
-            found |= _of_object(f"`{name}`", thing, {})
-    return found
+            facts |= _of_object(f"`{name}`", thing, {})
+    return facts
 
 
 def _text(value: object, names: Mapping[str, str], depth: int = _DEPTH) -> str:

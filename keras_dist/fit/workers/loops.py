@@ -51,10 +51,10 @@ def _compare(fn: Callable[..., Any], workers: Workers) -> None:
     code = getattr(key, "__code__", key)
     if key in workers.compared or workers.num_compared[code] >= _MOST:
         return
-    found = fingerprint.of_step(fn)
+    facts = fingerprint.of_step(fn)
     if workers.is_tracing:  # the outer function is compared
-        context.note_exchange(f"step {agreement.note_of(found)}")
+        context.note_exchange(f"step {agreement.note_of(facts)}")
         return
-    agreement.compare(found, workers, "a comparison of steps")
+    agreement.compare(facts, workers, "a comparison of steps")
     workers.compared.add(key)
     workers.num_compared[code] += 1

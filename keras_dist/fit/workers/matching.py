@@ -40,27 +40,28 @@ def matched(
     """
     named: dict[str, keras.Variable] = {}
     problems: list[str] = []
-    for group in [*groups, *(each for each in saved if each not in groups)]:
+    for group in [*groups, *(group for group in saved if group not in groups)]:
         variables, theirs = groups.get(group, []), saved.get(group, [])
         positions = _positions(variables, theirs)
         taken = [position for position in positions if position is not None]
         problems += [
-            f"'{each['path']}' ({group}) is not in the model"
-            for position, each in enumerate(theirs)
+            f"'{entry['path']}' ({group}) is not in the model"
+            for position, entry in enumerate(theirs)
             if position not in taken
         ]
         for variable, position in zip(variables, positions, strict=True):
-            own = described(variable)
+            description = described(variable)
             if position is None:
                 problems.append(
-                    f"'{own['path']}' ({group}) is not in the checkpoint"
+                    f"'{description['path']}' ({group}) is not in the "
+                    "checkpoint"
                 )
                 continue
             named[key(group, position)] = variable
-            if _kind(own) != _kind(theirs[position]):
+            if _kind(description) != _kind(theirs[position]):
                 problems.append(
-                    f"'{own['path']}' is {_kind(own)} in the model, and "
-                    f"{_kind(theirs[position])} in the checkpoint"
+                    f"'{description['path']}' is {_kind(description)} in the "
+                    f"model, and {_kind(theirs[position])} in the checkpoint"
                 )
     if problems:
         raise ValueError(
@@ -76,7 +77,7 @@ def _positions(
 ) -> list[int | None]:
     """Returns each variable's position in the checkpoint, or `None`."""
     paths = [variable.path for variable in variables]
-    theirs = [each["path"] for each in saved]
+    theirs = [description["path"] for description in saved]
     if set(paths) != set(theirs):  # Keras may have numbered them differently
         paths, theirs = _without_numbers(paths), _without_numbers(theirs)
     places: dict[str, list[int]] = {}

@@ -57,8 +57,8 @@ def fingerprint(data: object, rows: int = _ROWS) -> list[int]:
         else:
             exact = zlib.crc32(values.tobytes(), exact)
     form = zlib.crc32(repr(len(leaves)).encode(), form)
-    found = np.rint(means / max(len(leaves), 1) * _SCALE).astype("int64")
-    return [form >> 1, exact >> 1, *found.tolist()]
+    rounded = np.rint(means / max(len(leaves), 1) * _SCALE).astype("int64")
+    return [form >> 1, exact >> 1, *rounded.tolist()]
 
 
 def check_arrays(
@@ -97,8 +97,8 @@ def data_watched(
         for name, value in waiting.items():
             if value is data:
                 del waiting[name]
-                own = functools.partial(see, name)
-                return lambda batches: executor.watch_first(batches, own)
+                see_batch = functools.partial(see, name)
+                return lambda batches: executor.watch_first(batches, see_batch)
         return None
 
     return first_pass_wrapped(wrapping) if waiting else contextlib.nullcontext()
@@ -160,11 +160,11 @@ def _values(leaf: Any, rows: int) -> np.ndarray:
     at = getattr(leaf, "iloc", leaf)
     try:
         parts = [at[:count], at[max(int(shape[0]) - count, 0) :]]
-        found = [_as_numpy(part).ravel()[:_MOST] for part in parts]
+        arrays = [_as_numpy(part).ravel()[:_MOST] for part in parts]
     except (IndexError, KeyError, NotImplementedError, TypeError, ValueError):
         # Some arrays can't be sliced, such as sparse tensors.
         return np.zeros(0)
-    return np.concatenate(found)
+    return np.concatenate(arrays)
 
 
 def _as_numpy(value: object) -> np.ndarray:
@@ -176,7 +176,7 @@ def _as_numpy(value: object) -> np.ndarray:
     if array.dtype.kind in "biufcSU":
         return array
     if array.dtype.kind == "O":
-        return np.array([str(each) for each in array.ravel()])
+        return np.array([str(element) for element in array.ravel()])
     if array.dtype.kind == "V":  # such as bfloat16
         return array.astype("float32")
     return array.view("int64")  # dates

@@ -101,15 +101,15 @@ def _restored(
     model: keras.Model, path: str, workers: Workers | None
 ) -> dict[str, Any] | None:
     """Restores a model from a file, whose path is empty but on the chief."""
-    found = os.path.exists(path)
-    if found and _is_damaged(path):
+    exists = os.path.exists(path)
+    if exists and _is_damaged(path):
         raise CheckpointError(
             f"The saved state '{path}' is damaged: its checksum does not "
             "match its content. Delete the file, or replace it with an "
             "intact copy. `BackupAndRestore(..., double_checkpoint=True)` "
             "also keeps the previous state, and continues from that one."
         )
-    text = json.dumps(_read_notes(path) if found else None)
+    text = json.dumps(_read_notes(path) if exists else None)
     if workers is not None:
         text = workers.chiefs_text(text)
     notes: dict[str, Any] | None = json.loads(text)
@@ -222,8 +222,8 @@ def _is_damaged(path: str) -> bool:
 
 
 def _digest(file: BinaryIO, size: int) -> bytes:
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     while data := file.read(min(size, _CHUNK)):
-        found.update(data)
+        checksum.update(data)
         size -= len(data)
-    return found.digest()
+    return checksum.digest()

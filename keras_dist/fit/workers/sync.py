@@ -129,14 +129,16 @@ class SyncCallback(keras.callbacks.Callback):
         """Shares decisions; returns the codes of all workers."""
         model = self.model
         rates = learning_rates(model)
-        own = np.array([np.float32(float(rate)) for rate in rates], "float32")
+        local_rates = np.array(
+            [np.float32(float(rate)) for rate in rates], "float32"
+        )
         stops = int(model.stop_training)
-        numbers = [stops, code, *own.view("int32").tolist()]
+        numbers = [stops, code, *local_rates.view("int32").tolist()]
         everyone = self._workers.concatenate_numbers(numbers, what)
         if any(everyone[:: len(numbers)]):
             model.stop_training = True
         chiefs = np.array(everyone[2 : len(numbers)], "int32").view("float32")
-        for rate, before, value in zip(rates, own, chiefs, strict=True):
+        for rate, before, value in zip(rates, local_rates, chiefs, strict=True):
             if before != value:
                 rate.assign(value)
         return everyone[1 :: len(numbers)]
@@ -145,7 +147,7 @@ class SyncCallback(keras.callbacks.Callback):
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
     """Returns the learning rates of all optimizers that are variables."""
     optimizers = keras_saveables.all_optimizers(model).values()
-    variables = (v for each in optimizers for v in each.variables)
+    variables = (v for optimizer in optimizers for v in optimizer.variables)
     rates = (v for v in variables if v.name == "learning_rate")
     return keras_saveables.unique(rates)
 
@@ -154,16 +156,18 @@ def check_alike(
     variables: Sequence[keras.Variable], workers: Workers, number: int = 0
 ) -> list[int]:
     """Compares the variables of all workers; returns the number of each."""
-    own, paths = {}, {}
+    facts, paths = {}, {}
     for index, variable in enumerate(variables):
         name = f"variable {index}"
         taken = VariableRecord.of(variable).number
         known = "new" if taken is None else f"number {taken} of this process"
         shape = tuple(variable.shape)
-        own[name] = f"{variable.dtype} of shape {shape} ({known})"
+        facts[name] = f"{variable.dtype} of shape {shape} ({known})"
         paths[name] = f" (here '{variable.path}')"
     what = "a comparison of variables"
-    return [each[0] for each in compare(own, workers, what, [number], paths)]
+    return [
+        numbers[0] for numbers in compare(facts, workers, what, [number], paths)
+    ]
 
 
 @contextlib.contextmanager

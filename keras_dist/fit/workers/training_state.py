@@ -278,8 +278,8 @@ class TrainingState:
         """Returns the layers' variables in the order of a checkpoint."""
         named, failure = {}, None
         try:
-            own = {_MODEL: _groups(self._model)[_MODEL]}
-            named = matched(own, {_MODEL: saved})
+            groups = {_MODEL: _groups(self._model)[_MODEL]}
+            named = matched(groups, {_MODEL: saved})
         except ValueError as error:
             failure = error
         # No worker builds optimizers alone.
@@ -328,9 +328,9 @@ def _groups(model: keras.Model) -> Groups:
     for place, optimizer in keras_saveables.all_optimizers(model).items():
         groups[place] = list(optimizer.variables)
     for group, variables in groups.items():
-        own = {id(v): v for v in variables if id(v) not in left_out}
-        left_out.update(own)
-        groups[group] = list(own.values())
+        by_id = {id(v): v for v in variables if id(v) not in left_out}
+        left_out.update(by_id)
+        groups[group] = list(by_id.values())
     return groups
 
 

@@ -89,13 +89,13 @@ def settings_in(
     """Returns what counts of values that code reads, by name."""
     names = {name for code in codes for name in code.co_names}
     keys = {c for code in codes for c in code.co_consts if isinstance(c, str)}
-    found = {}
+    settings = {}
     for name, value in values.items():
         if not name.startswith("_"):
             setting = _setting(value, names, keys, _DEPTH)
             if setting is not None:
-                found[name] = setting
-    return found
+                settings[name] = setting
+    return settings
 
 
 def _setting(value: object, names: set[str], keys: set[str], depth: int) -> Any:
@@ -119,12 +119,12 @@ def _setting(value: object, names: set[str], keys: set[str], depth: int) -> Any:
         }
     else:
         return None
-    found = {
+    settings = {
         key: setting
         for key, item in items.items()
         if (setting := _setting(item, names, keys, depth - 1)) is not None
     }
-    return found or None
+    return settings or None
 
 
 def _has_settings(value: object) -> bool:
@@ -161,7 +161,7 @@ class Reached(NamedTuple):
 
 def reached(thing: object) -> Reached:
     """Returns what a function, or a nest of functions and objects, comes to."""
-    found = Reached([], {}, [])
+    result = Reached([], {}, [])
     seen: dict[int, Any] = {}  # keeps them, so that ids are not used again
 
     def visit(name: str, value: object) -> None:
@@ -171,10 +171,10 @@ def reached(thing: object) -> Reached:
         if isinstance(value, functools.partial):
             visit(name, [value.func, value.args, value.keywords])
         elif isinstance(value, keras.Variable):
-            found.variables.append(value)
+            result.variables.append(value)
         elif isinstance(value, (list, tuple)):
-            for index, each in enumerate(value[:_MOST_ITEMS]):
-                visit(f"{name}[{index}]", each)
+            for index, item in enumerate(value[:_MOST_ITEMS]):
+                visit(f"{name}[{index}]", item)
         elif isinstance(value, dict):
             for key in itertools.islice(value, _MOST_ITEMS):
                 visit(f"{name}[{key!r}]", value[key])
@@ -186,7 +186,7 @@ def reached(thing: object) -> Reached:
             is_users(type(value)) and callable(value)
         ):
             if isinstance(value, Saveable):
-                found.objects[name] = value
+                result.objects[name] = value
             for method in _methods_of(type(value)):
                 visit_function(method, value)
 
@@ -194,18 +194,18 @@ def reached(thing: object) -> Reached:
         function = inspect.unwrap(function)
         if not inspect.isfunction(function) or not is_users(function):
             return
-        own = [*codes_in(function.__code__)]
-        found.codes.append(own[0])
+        codes = [*codes_in(function.__code__)]
+        result.codes.append(codes[0])
         for name, value in outer_values(function).items():
             if not name.startswith("_") or inspect.isfunction(value):
                 visit(name, value)
         attributes = getattr(owner, "__dict__", {})
-        for name in sorted({n for each in own for n in each.co_names}):
+        for name in sorted({n for code in codes for n in code.co_names}):
             if name in attributes:
                 visit(f"self.{name}", attributes[name])
 
     visit("it", thing)
-    return found
+    return result
 
 
 def _methods_of(cls: type) -> Iterator[Any]:
@@ -227,8 +227,8 @@ def _content(cell: Any) -> Any:
 def _globals_in(code: types.CodeType) -> set[str]:
     return {
         step.argval
-        for each in codes_in(code)
-        for step in dis.get_instructions(each)
+        for nested in codes_in(code)
+        for step in dis.get_instructions(nested)
         if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
 
@@ -252,8 +252,8 @@ def code_text(code: types.CodeType) -> str:
         else repr(const)
         for const in code.co_consts
     ]
-    told = repr((code.co_names, code.co_varnames, consts))
-    return hash_of(code.co_code + told.encode())
+    text = repr((code.co_names, code.co_varnames, consts))
+    return hash_of(code.co_code + text.encode())
 
 
 def class_text(cls: type) -> str:
@@ -265,8 +265,8 @@ def class_text(cls: type) -> str:
                 function = _function_in(value)
                 if function is not None:
                     codes.append(f"{name} {code_text(function.__code__)}")
-        own = f" {hash_of(repr(codes).encode())}" if codes else ""
-        _classes[cls] = f"{cls.__qualname__}{own}"
+        suffix = f" {hash_of(repr(codes).encode())}" if codes else ""
+        _classes[cls] = f"{cls.__qualname__}{suffix}"
     return _classes[cls]
 
 
