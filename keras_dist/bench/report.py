@@ -11,7 +11,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from keras_dist.bench import measure
@@ -61,21 +60,13 @@ def as_json(measured: measure.Measurement) -> dict[str, Any]:
     }
 
 
-def show(
+def report_of(
     head: dict[str, Any],
     measured: Sequence[measure.Measurement],
     *notes: str,
     columns: Mapping[str, Column] = COLUMNS,
-) -> None:
-    """Prints tables of all measurements, then what they mean."""
-    console = Console(highlight=False)
-    for measurement in measured:
-        for made in (
-            _ratio_table(measurement),
-            _arm_table(measurement, columns),
-        ):
-            console.print(made)
-            console.print()
+) -> tables.TableReport:
+    """Returns tables of all measurements, and what they mean."""
     least, most = measure.NOISE
     meaning = (
         "Ratios are medians of paired blocks, with quartiles. A/A is the arm "
@@ -84,8 +75,15 @@ def show(
         f"{measure.SPREAD} apart, the verdict is noise. With fewer than "
         f"{measure.LEAST_ROUNDS} rounds there is no verdict."
     )
-    for text in (machine_text(head), *notes, meaning):
-        console.print(text, markup=False)
+    shown = [
+        table
+        for measurement in measured
+        for table in (
+            _ratio_table(measurement),
+            _arm_table(measurement, columns),
+        )
+    ]
+    return tables.TableReport("", shown, [machine_text(head), *notes, meaning])
 
 
 def machine_text(head: dict[str, Any]) -> str:

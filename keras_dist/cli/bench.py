@@ -101,7 +101,7 @@ def bench(
     head = report.header("bench")
     if not is_stdout(json):
         notes = report.NOTE, *report.loss_notes(measured)
-        report.show(head, [measured], *notes)
+        report.report_of(head, [measured], *notes).show()
     write_json(json, head | report.as_json(measured))
     if plot is not None:
         report.draw(plot, measured)

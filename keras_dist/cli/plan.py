@@ -163,11 +163,9 @@ def plan(
     --target, the model's training step is compiled, too.
     """
     # Imported late: rich would delay every command's start.
-    from rich.console import Console
-
     from keras_dist.planning.report import Choice
     from keras_dist.planning.report import as_json
-    from keras_dist.planning.report import show
+    from keras_dist.planning.report import report_of
     from keras_dist.planning.tables import read_bytes
     from keras_dist.planning.tables import read_number
 
@@ -225,7 +223,7 @@ def plan(
     except (KerasDistError, ValueError) as error:
         fail(str(error))
     if not is_stdout(json):
-        show(Console(highlight=False), what, load, choice, room)
+        report_of(what, load, choice, room).show()
     write_json(json, as_json(load, choice, room))
 
 
@@ -255,19 +253,16 @@ def _compile(
     json: pathlib.Path | None,
 ) -> None:
     """Compiles a model for a target, and prints what the compiler says."""
-    from rich.console import Console
-
     from keras_dist.planning.program_report import programs_json
-    from keras_dist.planning.program_report import show_programs
-    from keras_dist.planning.program_report import show_targets
+    from keras_dist.planning.program_report import report_of
+    from keras_dist.planning.program_report import targets
     from keras_dist.planning.report import as_json
     from keras_dist.planning.targets import read_target
 
-    console = Console(highlight=False)
     if name.lower() == "list":
         if json is not None:
             fail("--json: --target list prints a table. Leave --json out.")
-        show_targets(console)
+        targets().show()
         return
     if model is None:
         fail("--target compiles a model. Say which one with --model.")
@@ -291,7 +286,7 @@ def _compile(
         computed = {"load": computed["load"]}
     report = programs_json(target, programs) | computed
     if not is_stdout(json):
-        show_programs(console, what, target, programs, load)
+        report_of(what, target, programs, load).show()
     write_json(json, report)
 
 

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from keras_dist.planning import tables
 from keras_dist.planning.estimates import Load
@@ -29,29 +27,28 @@ _OPTIONAL = ("batch", "padding")
 _TAKEN = 0.75
 
 
-def show_programs(
-    console: Console,
+def report_of(
     what: str,
     target: Target,
     programs: Sequence[CompiledProgram],
     load: Load,
-) -> None:
-    """Prints the memory, the collectives and the work of programs."""
-    console.print(Text(f"{what}, compiled for {target}"))
+) -> tables.TableReport:
+    """Returns the memory, the collectives and the work of programs."""
+    shown, notes = [], []
     for program in programs:
-        console.print()
-        console.print(_memory(program, _kind_of(program, target)))
-        console.print()
+        kind = _kind_of(program, target)
+        shown.append(_memory(program, kind))
         if program.collectives:
-            console.print(_collectives(program))
-            console.print()
-        for line in _lines(program, _kind_of(program, target)):
-            console.print(Text(line))
+            shown.append(_collectives(program))
+        name = f"{program.name}: " if len(programs) > 1 else ""
+        notes += [f"{name}{line}" for line in _lines(program, kind)]
     size = tables.bytes_text(load.weights + load.optimizer())
-    console.print(
+    notes.append(
         f"`fit` keeps up to {size} in the memory of each host, if it is free: "
         "the state at the start of an epoch."
     )
+    title = f"{what}, compiled for {target}"
+    return tables.TableReport(title, shown, notes)
 
 
 def programs_json(
@@ -87,8 +84,8 @@ def fits(program: CompiledProgram, kind: TargetKind) -> bool | None:
     return None if kind.memory is None else program.peak <= kind.memory
 
 
-def show_targets(console: Console) -> None:
-    """Prints the kinds of targets, with an example of each."""
+def targets() -> tables.TableReport:
+    """Returns the kinds of targets, with an example of each."""
     made = tables.table(
         "Targets",
         ("Kind", tables.WORD),
@@ -104,7 +101,7 @@ def show_targets(console: Console) -> None:
         memory = "" if kind.memory is None else tables.bytes_text(kind.memory)
         names = ", ".join(f"{kind.name}:{size}" for size in sizes)
         made.add_row(kind.name, kind.title, memory, names)
-    console.print(made)
+    return tables.TableReport("", [made])
 
 
 def _kind_of(program: CompiledProgram, target: Target) -> TargetKind:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -131,43 +130,33 @@ def choice_on(
     return choice
 
 
-def show(
-    console: Console,
-    what: str,
-    load: Load,
-    choice: Choice,
-    activations: int = 0,
-) -> None:
-    """Prints memory and traffic, and a comparison with other strategies."""
+def report_of(
+    what: str, load: Load, choice: Choice, activations: int = 0
+) -> tables.TableReport:
+    """Returns memory and traffic, and a comparison with other strategies."""
     placement = choice.placement
-    of_devices = memory(load, placement, activations)
-    sent = transfers(load, placement)
     count = len(placement.devices)
     where = f"{count} device{'s' if count > 1 else ''}"
     title = "Memory of each device"
     if placement.num_workers > 1:
         where += f" on each of {placement.num_workers} workers"
         title += " of each worker"
-    console.print(Text(f"{what}, {choice.title}: {where}"))
-    console.print()
-    console.print(tables.memory_table(title, of_devices))
-    console.print()
-    if sent:
-        console.print(tables.transfer_table(sent))
-    else:
-        console.print("A step sends nothing to other devices.")
-    console.print()
-    console.print(_beside(load, choice, activations))
-    console.print()
-    console.print(
-        "Gradients and slots have the type of the "
-        "variables. Not counted: "
+    sent = transfers(load, placement)
+    shown = [
+        tables.memory_table(title, memory(load, placement, activations)),
+        *([tables.transfer_table(sent)] if sent else []),
+        _beside(load, choice, activations),
+    ]
+    notes = [
+        *([] if sent else ["A step sends nothing to other devices."]),
+        "Gradients and slots have the type of the variables. Not counted: "
         + ("" if activations else "activations, ")
         + "metrics, buffers of the framework, copies that mixed precision "
         "makes, what an update computes with. The numbers for what is sent "
         "are the least possible, if gradients are summed in the type of the "
-        "variables."
-    )
+        "variables.",
+    ]
+    return tables.TableReport(f"{what}, {choice.title}: {where}", shown, notes)
 
 
 def _beside(load: Load, choice: Choice, activations: int) -> Table:

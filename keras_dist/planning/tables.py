@@ -196,6 +196,10 @@ class TableReport(JupyterMixin):
         for note in self.notes:
             yield Text(note)
 
+    def show(self) -> None:
+        """Prints the report to the terminal, in colour if it has colours."""
+        Console(highlight=False).print(self)
+
     def __str__(self) -> str:
         width = shutil.get_terminal_size().columns
         file = io.StringIO()
@@ -215,7 +219,7 @@ class Shown(JupyterMixin, ABC):
 
     def show(self) -> None:
         """Prints the result to the terminal, in colour if it has colours."""
-        Console(highlight=False).print(self)
+        self.__rich__().show()
 
     def __str__(self) -> str:
         return str(self.__rich__())

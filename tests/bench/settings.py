@@ -158,7 +158,7 @@ def published(command, measured, native, *notes, **more):
     """Shows measurements, and returns them for JSON."""
     head = report.header(f"bench {command}")
     notes = f"Native: {native}", *notes
-    report.show(head, measured, *notes, columns=COLUMNS)
+    report.report_of(head, measured, *notes, columns=COLUMNS).show()
     settings = [report.as_json(each) for each in measured]
     return head | {"native": native, "settings": settings} | more
 

@@ -149,10 +149,9 @@ def test_verdict(ratio, noise, rounds, expected):
     assert verdict(ratio, noise, rounds) == expected
 
 
-def test_noise_is_shown_in_place_of_a_verdict(capsys):
+def test_noise_is_shown_in_place_of_a_verdict():
     noisy = measurement([1.0] * 5, [2.0] * 5, [1.5] * 5)
-    report.show(report.header("bench"), [noisy])
-    text = capsys.readouterr().out
+    text = str(report.report_of(report.header("bench"), [noisy]))
     assert "1.60 (1.60-1.60)  1.50 (1.50-1.50)  noise" in text
     assert "slower" not in text
 
