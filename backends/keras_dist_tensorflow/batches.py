@@ -15,11 +15,11 @@ from keras_dist.plugins import bounds
 def cut_batch(
     batch: object,
     parts: int,
-    local: slice = slice(None),
+    local_parts: slice = slice(None),
     unequal: UnequalLengths | None = None,
     places: Places | None = None,
 ) -> tuple[list[Any], list[RowShard], list[Any]]:
-    """Splits a batch into rows for each replica; `local` chooses the replicas.
+    """Splits a batch into rows for each of the replicas in `local_parts`.
 
     Returns the parts, their shares, and all replicas' first rows with the end.
     """
@@ -45,7 +45,7 @@ def cut_batch(
     shares = []
     cuts = []
     pairs = list(zip(edges[:-1], edges[1:], strict=True))
-    for start, stop in pairs[local]:
+    for start, stop in pairs[local_parts]:
         rows_here = stop - start
         # Replicas without rows take part in rendezvous, on the first row.
         begin = _where(rows_here > 0, start, 0)

@@ -76,13 +76,13 @@ class TensorFlowWorkers(Workers):
         if cluster.is_chief:
             self.messages.say("the start", "")
 
-    def swap(self, local: np.ndarray) -> np.ndarray:
-        words = np.pad(local, (0, -local.size % 4)).view(np.int32)
-        kind = _FRAMES if local.size == self._frame_size else _GATHERED
+    def swap(self, data: np.ndarray) -> np.ndarray:
+        words = np.pad(data, (0, -data.size % 4)).view(np.int32)
+        kind = _FRAMES if data.size == self._frame_size else _GATHERED
         with tf.device(self._device):
             rows = self._gathered(tf.constant(words), kind)
         gathered = np.stack([row.numpy() for row in rows])
-        swapped: np.ndarray = gathered.view(np.uint8)[:, : local.size]
+        swapped: np.ndarray = gathered.view(np.uint8)[:, : data.size]
         return swapped
 
     @property

@@ -158,9 +158,9 @@ class TorchWorkers(Workers):
         with self.named():
             self._check()
 
-    def swap(self, local: np.ndarray) -> np.ndarray:
+    def swap(self, data: np.ndarray) -> np.ndarray:
         # A copy, because a frozen array would be a warning.
-        sent = torch.from_numpy(local.copy())
+        sent = torch.from_numpy(data.copy())
         arrived = torch.empty(
             (self.cluster.num_workers, sent.numel()), dtype=torch.uint8
         )

@@ -99,14 +99,14 @@ class JaxWorkers(Workers):
             PartitionSpec(_AXIS),
         )
 
-    def swap(self, local: np.ndarray) -> np.ndarray:
-        missing = -local.size % 4
-        words = np.pad(local, (0, missing)).view(np.uint32)
-        if local.size == self._frame_size:
+    def swap(self, data: np.ndarray) -> np.ndarray:
+        missing = -data.size % 4
+        words = np.pad(data, (0, missing)).view(np.uint32)
+        if data.size == self._frame_size:
             (gathered,) = self._met(self._swapped, words)
         else:
             (gathered,) = self._met(self._gathered, words)
-        rows: np.ndarray = gathered.view(np.uint8)[:, : local.size]
+        rows: np.ndarray = gathered.view(np.uint8)[:, : data.size]
         return rows
 
     def on_host(self, tensor: object) -> np.ndarray:
