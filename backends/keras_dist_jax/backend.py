@@ -187,14 +187,14 @@ class JaxBackend(
 
     @contextlib.contextmanager
     def on_target(self, target: Target) -> Iterator[Sequence[int]]:
-        found, before = machine_of(target), self._workers
+        machine, before = machine_of(target), self._workers
         self._workers = None
         try:
-            with compiling_for(found):
-                yield [len(own) for own in found.devices]
+            with compiling_for(machine):
+                yield [len(devices) for devices in machine.devices]
         except Exception as error:
             # It may be due to a result that has no values.
-            _check_nothing_ran(found, error)
+            _check_nothing_ran(machine, error)
             raise
         finally:
             self._workers = before
@@ -217,7 +217,7 @@ class JaxBackend(
         machine = current_machine()
         assert machine is not None
         noted, machine.noted[:] = list(machine.noted), []
-        return [compiled_program(each, machine) for each in noted]
+        return [compiled_program(program, machine) for program in noted]
 
     def check_saving(self) -> None:
         checkpoints.load_orbax()
@@ -283,7 +283,7 @@ def _check_nothing_ran(
     machine: Machine, cause: Exception | None = None
 ) -> None:
     if machine.noted:
-        names = sorted({each.traced.fun_name for each in machine.noted})
+        names = sorted({program.traced.fun_name for program in machine.noted})
         raise UnsupportedModelError(
             "Programs were to run before the training step. Received: "
             f"{', '.join(names)}. Expected: a function that makes and "
@@ -301,13 +301,15 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
             f"they need devices of one type. Received: {names}. Expected: all "
             "'cpu', all 'gpu' or all 'tpu'."
         )
-    replicas = [[known[device] for device in own] for own in plan.replicas]
+    replicas = [
+        [known[device] for device in replica] for replica in plan.replicas
+    ]
     if plan.cluster is None or plan.num_workers == 1 or workers is None:
         return MeshLayout(replicas)
     first = replicas[0][0]
     everyone = devices_of(plan.cluster, first.platform)
-    own = everyone[plan.cluster.index]
-    if first not in own:
+    local = everyone[plan.cluster.index]
+    if first not in local:
         # The hosts of a TPU have positions of their own.
         raise ClusterError(
             "JAX numbers the workers in another order. Received: worker "
@@ -315,9 +317,12 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
             f"{first.process_index}. Expected: the same number. List the "
             "workers in the order of the TPU's hosts (TPU_WORKER_ID)."
         )
-    places = [[*map(own.index, replica)] for replica in replicas]
+    places = [[*map(local.index, replica)] for replica in replicas]
     return WideLayout(
-        [[[each[i] for i in group] for group in places] for each in everyone],
+        [
+            [[devices[i] for i in group] for group in places]
+            for devices in everyone
+        ],
         plan.cluster.index,
         workers,
     )

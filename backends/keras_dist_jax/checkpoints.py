@@ -118,12 +118,12 @@ def restore(
         item=dict.fromkeys(wanted, 0),
         restore_args={
             name: orbax.ArrayRestoreArgs(
-                sharding=each.sharding,
-                global_shape=each.shape,
-                dtype=each.dtype,
+                sharding=array.sharding,
+                global_shape=array.shape,
+                dtype=array.dtype,
                 strict=False,
             )
-            for name, each in wanted.items()
+            for name, array in wanted.items()
         },
         partial_restore=True,
     )
@@ -200,8 +200,8 @@ def _set(
     if executor is not None:
         array = executor.layout.to_local(array)
     if shards.is_sharded(variable):
-        own = shards.shards_of(variable)
-        shards.set_array(variable, own.put(np.asarray(array)))
+        division = shards.shards_of(variable)
+        shards.set_array(variable, division.put(np.asarray(array)))
     elif isinstance(variable, SyncOnReadVariable):
         variable.assign(array)
     else:

@@ -116,21 +116,24 @@ def around_maps(value: object = None) -> contextlib.AbstractContextManager[Any]:
     With a value, only if it is the same for all rows, and no branch or loop is
     in between.
     """
-    inside, found, trace = [], None, _traces.trace
+    inside, parent, trace = [], None, _traces.trace
     while trace is not None:
         inside.append(trace)
         if isinstance(trace, _BatchTrace):
-            found = trace.parent_trace
+            parent = trace.parent_trace
             passed = list(inside)
         trace = getattr(trace, "parent_trace", None)
-    if found is None:
+    if parent is None:
         return contextlib.nullcontext()
     if value is not None and (
-        any(isinstance(each, _ProgramTrace) for each in passed)
-        or any(getattr(value, "_trace", None) is each for each in passed)
+        any(isinstance(passed_trace, _ProgramTrace) for passed_trace in passed)
+        or any(
+            getattr(value, "_trace", None) is passed_trace
+            for passed_trace in passed
+        )
     ):
         return contextlib.nullcontext()
-    return _as_context(_set_current_trace(found))
+    return _as_context(_set_current_trace(parent))
 
 
 _numbers = itertools.count()
@@ -145,8 +148,8 @@ def tracing_anew() -> contextlib.AbstractContextManager[Any]:
     return _as_context(_extend_axis_env([(f"keras_dist {next(_numbers)}", 1)]))
 
 
-def _as_context(found: Any) -> contextlib.AbstractContextManager[Any]:
-    context: contextlib.AbstractContextManager[Any] = found
+def _as_context(value: Any) -> contextlib.AbstractContextManager[Any]:
+    context: contextlib.AbstractContextManager[Any] = value
     return context
 
 

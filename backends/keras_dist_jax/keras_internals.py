@@ -112,7 +112,9 @@ def variables_of(model: keras.Model, group: str) -> list[keras.Variable]:
     """Returns one group of a model's state, in the order of its trainer."""
     if group != "optimizer_variables":
         return list(getattr(model, group))
-    return unique(v for each in optimizers_of(model) for v in each.variables)
+    return unique(
+        v for optimizer in optimizers_of(model) for v in optimizer.variables
+    )
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:

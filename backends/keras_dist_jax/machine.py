@@ -58,20 +58,22 @@ def current_machine() -> Machine | None:
 
 
 @contextlib.contextmanager
-def compiling_for(found: Machine) -> Iterator[None]:
+def compiling_for(machine: Machine) -> Iterator[None]:
     """Makes a machine's devices stand in for JAX's."""
     names = {"devices": jax.devices, "default_backend": jax.default_backend}
-    if found.platform == "tpu":
+    if machine.platform == "tpu":
         # Keras asks for it, to choose kernels. Those for GPUs need cuDNN, which
         # is not here.
-        everyones = [device for own in found.devices for device in own]
+        everyones = [
+            device for devices in machine.devices for device in devices
+        ]
         vars(jax).update(
             devices=lambda platform=None: (
                 names["devices"](platform) if platform else everyones
             ),
-            default_backend=lambda: found.platform,
+            default_backend=lambda: machine.platform,
         )
-    _machines.append(found)
+    _machines.append(machine)
     try:
         yield
     finally:
@@ -89,7 +91,7 @@ def devices_by_worker(platform: str | None, num_workers: int) -> list[Any]:
     """Returns each worker's devices, in any order."""
     current = current_machine()
     if current is not None:
-        return [list(own) for own in current.devices]
+        return [list(devices) for devices in current.devices]
     by_worker: list[list[Any]] = [[] for _ in range(num_workers)]
     for device in jax.devices(platform):
         by_worker[device.process_index].append(device)

@@ -76,8 +76,8 @@ def hook_apply(
     if trainable_variables and not self.built and is_outside:
         trainable_variables = list(trainable_variables)
         _build(self, trainable_variables)
-    own = self.variables
-    if not own or "distribute_strategy" not in vars(own[0]):
+    variables = self.variables
+    if not variables or "distribute_strategy" not in vars(variables[0]):
         original(self, grads, trainable_variables)
         return
     grads = list(grads)

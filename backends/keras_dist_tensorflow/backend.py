@@ -69,10 +69,10 @@ class TensorFlowBackend(Backend, Differentiates):
 
     def set_virtual_devices(self, num_devices: int, device_type: str) -> None:
         physical = tf.config.list_physical_devices(device_type.upper())[0]
-        each = tf.config.LogicalDeviceConfiguration()
+        configuration = tf.config.LogicalDeviceConfiguration()
         try:
             tf.config.set_logical_device_configuration(
-                physical, [each] * num_devices
+                physical, [configuration] * num_devices
             )
         except RuntimeError as error:
             present = len(local_devices(device_type.upper()))
@@ -174,14 +174,14 @@ class TensorFlowBackend(Backend, Differentiates):
         read = [variable.value for variable in variables]
         # New tensors: `fn` may use the caller's through a closure, and those
         # uses are not differentiated.
-        own = [tf.identity(tensor) for tensor in tensors]
+        copies = [tf.identity(tensor) for tensor in tensors]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*read, *own])
+            tape.watch([*read, *copies])
             with _following(variables, read, tape) as assigned:
-                value, aux = fn(*own)
+                value, aux = fn(*copies)
         # After the tape's scope, so that only tapes around it record this.
         more = [tensor for _, tensor in assigned]
-        gradients = tape.gradient(value, [*read, *own, *more])
+        gradients = tape.gradient(value, [*read, *copies, *more])
         for place, _ in reversed(assigned):
             gradient = gradients.pop()
             if gradient is not None and gradients[place] is not None:

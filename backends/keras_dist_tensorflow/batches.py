@@ -15,11 +15,11 @@ from keras_dist.plugins import bounds
 def cut_batch(
     batch: object,
     parts: int,
-    own: slice = slice(None),
+    local_parts: slice = slice(None),
     unequal: UnequalLengths | None = None,
     places: Places | None = None,
 ) -> tuple[list[Any], list[RowShard], list[Any]]:
-    """Splits a batch into rows for each replica; `own` chooses the replicas.
+    """Splits a batch into rows for each of the replicas in `local_parts`.
 
     Returns the parts, their shares, and all replicas' first rows with the end.
     """
@@ -45,7 +45,7 @@ def cut_batch(
     shares = []
     cuts = []
     pairs = list(zip(edges[:-1], edges[1:], strict=True))
-    for start, stop in pairs[own]:
+    for start, stop in pairs[local_parts]:
         rows_here = stop - start
         # Replicas without rows take part in rendezvous, on the first row.
         begin = _where(rows_here > 0, start, 0)
@@ -79,13 +79,13 @@ def _tell_unless(
     def tell(*numbers: Any) -> None:
         unequal.tell([int(n) for n in numbers], on_each=False)
 
-    def told() -> Any:
+    def tell_in_graph() -> Any:
         tf.py_function(tell, counts, [])
         return False
 
     if not isinstance(alike, bool):
         # The numbers of rows are known only while the graph runs.
-        tf.cond(alike, lambda: True, told)
+        tf.cond(alike, lambda: True, tell_in_graph)
     elif not alike:
         tell(*(n for n in counts if isinstance(n, int)))
 
@@ -112,9 +112,9 @@ def _row_count(leaf: Any) -> Any:
     return tf.shape(leaf)[0]
 
 
-def _rows(leaf: Any, own: Any, begin: Any, end: Any) -> Any:
-    is_static = all(isinstance(n, int) for n in (own, begin, end))
-    if is_static and (begin, end) == (0, own):
+def _rows(leaf: Any, count: Any, begin: Any, end: Any) -> Any:
+    is_static = all(isinstance(n, int) for n in (count, begin, end))
+    if is_static and (begin, end) == (0, count):
         return leaf
     if isinstance(leaf, tf.SparseTensor):
         rank = leaf.shape.rank

@@ -49,7 +49,7 @@ class Calls(SignsOfLife):
         interval = INTERVAL * max(1, cluster.num_workers // 8)
         super().__init__(cluster, ServiceBoard(), interval, interval)
         self.recorder = recorder
-        self._told = ""
+        self._recorded = ""
         # The service answers a question for a text that is not there when there
         # is one, and then no others if these are many: so there is one.
         self._put_text("")
@@ -60,8 +60,8 @@ class Calls(SignsOfLife):
 
     def _look(self) -> None:
         assert self.recorder is not None
-        told, self._told = self._told, self.recorder.line()
-        if told == self._told:
+        before, self._recorded = self._recorded, self.recorder.line()
+        if before == self._recorded:
             super()._look()
 
     def _text(self) -> str:
@@ -81,7 +81,7 @@ class Calls(SignsOfLife):
         """Returns the error of workers that are apart, if that is its cause."""
         if not isinstance(error, tf.errors.OpError):
             return None
-        _, told, rest = error.message.partition(_BEGIN)
-        if self.apart is None and told:
+        _, separator, rest = error.message.partition(_BEGIN)
+        if self.apart is None and separator:
             return ReplicaDivergenceError(rest.partition(_END)[0])
         return self.apart

@@ -284,12 +284,12 @@ def _captured_graph() -> Callable[[int], Any]:
     # Otherwise threads share the graph's stacks, such as that of devices.
     graph.switch_to_thread_local()
     scope = graph.get_name_scope()
-    own = f"{scope}/" if scope else ""
+    prefix = f"{scope}/" if scope else ""
 
     @contextlib.contextmanager
     def in_graph(index: int) -> Iterator[None]:
         # A name that ends with a slash is entered again as it is.
-        name = f"{own}replica_{index}/" if index else own
+        name = f"{prefix}replica_{index}/" if index else prefix
         names = tf.name_scope(name) if name else contextlib.nullcontext()
         with graph.as_default(), names:
             yield

@@ -87,10 +87,10 @@ def await_names(cluster: Cluster, seconds: float) -> None:
 def ip_addresses(host: str) -> list[IPAddress]:
     """Resolves a host name; returns an empty list if it is unknown."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [ipaddress.ip_address(str(entry[4][0])) for entry in found]
+    return [ipaddress.ip_address(str(entry[4][0])) for entry in entries]
 
 
 def is_of_this_machine(ip: IPAddress) -> bool:
@@ -115,11 +115,11 @@ def tasks_in(text: str) -> list[int]:
 def local_devices(kind: str) -> list[Any]:
     """Returns this worker's logical devices; TensorFlow lists everyone's."""
     devices = tf.config.list_logical_devices(kind)
-    own = runtime_internals.runtime_task()
+    task = runtime_internals.runtime_task()
     return [
         device
         for device in devices
-        if tf.DeviceSpec.from_string(device.name).task in (None, own)
+        if tf.DeviceSpec.from_string(device.name).task in (None, task)
     ]
 
 
@@ -186,10 +186,10 @@ def interruptible() -> Iterator[None]:
 def _not_joined(
     cluster: Cluster, seconds: float, error: tf.errors.OpError
 ) -> Exception:
-    own = cluster.addresses[cluster.index]
+    address = cluster.addresses[cluster.index]
     if "Could not start gRPC server" in error.message:
         return ClusterError(
-            f"Worker {cluster.index} can't listen at its address '{own}': "
+            f"Worker {cluster.index} can't listen at its address '{address}': "
             f"{error.message}. Choose a free port, or end the process that "
             "uses it."
         )
@@ -222,11 +222,11 @@ def _reason(message: str, cluster: Cluster, timeout: float) -> str:
     if said:
         return said[0].rstrip(".")[0].lower() + said[0].rstrip(".")[1:]
     silent = _SILENT.search(message)
-    found = tasks_in(silent[1]) if silent else []
-    lost = _others(found, cluster)
+    silent_tasks = tasks_in(silent[1]) if silent else []
+    lost = _others(silent_tasks, cluster)
     if lost:
         return f"{_names(lost, cluster)} stopped answering"
-    if found:
+    if silent_tasks:
         return "they count it as lost, because it stopped answering"
     lost = [
         index
@@ -289,8 +289,8 @@ def listen_to_own_address(cluster: Cluster) -> None:
 
 
 def _all_are_here(cluster: Cluster) -> bool:
-    found = [ip_addresses(split(each)[0]) for each in cluster.addresses]
-    return all(ips and all(ip.is_loopback for ip in ips) for ips in found)
+    hosts = [ip_addresses(split(address)[0]) for address in cluster.addresses]
+    return all(ips and all(ip.is_loopback for ip in ips) for ips in hosts)
 
 
 def _narrow(number: int, port: int, program: list[_Instruction]) -> None:
@@ -306,7 +306,9 @@ def _narrow(number: int, port: int, program: list[_Instruction]) -> None:
         if not listens or copy.getsockname()[1] != port:
             return
         code = ctypes.create_string_buffer(
-            b"".join(struct.pack("HBBI", *each) for each in program)
+            b"".join(
+                struct.pack("HBBI", *instruction) for instruction in program
+            )
         )
         copy.setsockopt(
             socket.SOL_SOCKET,

@@ -170,11 +170,11 @@ def _recorded(
     call = Call(f"function `{name}`", f"function `{name}`")
     before = workers.num_traced
     if traced.meets is None:
-        with noting_exchanges() as found:
+        with noting_exchanges() as exchanges:
             traced.trace(args, kwargs)
         meets = workers.num_traced > before
         if meets:
-            workers.compare_program(f"{call.text}, with {', '.join(found)}")
+            workers.compare_program(f"{call.text}, with {', '.join(exchanges)}")
         traced.meets = meets
     knows = traced.meets
     if knows:
@@ -209,7 +209,7 @@ def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
 
         def one(index: object) -> list[Any]:
             batch = map_nest(
-                lambda leaf: _joined(lambda own: own[0][index], [leaf]),
+                lambda leaf: _joined(lambda tensors: tensors[0][index], [leaf]),
                 batches,
             )
             results[:] = [run_uncompiled(strategy, step, batch)]
@@ -230,10 +230,10 @@ def _loop_of(strategy: RunsReplicas, step: Step, num_steps: int) -> Step:
         def column(leaf: object) -> Any:
             if leaf is None:
                 return None
-            own = [next(columns) for _ in _components(leaf)]
+            components = [next(columns) for _ in _components(leaf)]
             if not isinstance(leaf, DistributedValues):
-                return own[0]
-            return runtime_internals.NativePerReplica(own)
+                return components[0]
+            return runtime_internals.NativePerReplica(components)
 
         return map_nest(column, results[0])
 
@@ -277,8 +277,10 @@ def _joined(fn: Callable[[list[Any]], Any], leaves: Sequence[Any]) -> Any:
         leaves[0], DistributedValues
     ):
         return fn(list(leaves))
-    each = zip(*[leaf.values for leaf in leaves], strict=True)
-    return runtime_internals.NativePerReplica([fn(list(own)) for own in each])
+    by_replica = zip(*[leaf.values for leaf in leaves], strict=True)
+    return runtime_internals.NativePerReplica(
+        [fn(list(tensors)) for tensors in by_replica]
+    )
 
 
 def _stack(values: list[Any]) -> Any:

@@ -107,8 +107,8 @@ def _skipping(
     sizes, rows = part
     place = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     group = 2 if kind.size == 8 else 4
-    each = _product(sizes[1:])
-    first = tf.cast(rows.start, tf.uint64) * tf.cast(each, tf.uint64)
+    row_size = _product(sizes[1:])
+    first = tf.cast(rows.start, tf.uint64) * tf.cast(row_size, tf.uint64)
     skipped = first // group
     if op is tf.raw_ops.StatelessTruncatedNormalV2:
         skipped *= 64 * group  # it rejects numbers
@@ -120,7 +120,7 @@ def _skipping(
         op, key=place.key, counter=counter, alg=_PHILOX, **arguments
     )
 
-    if isinstance(each, int) and each % group == 0:
+    if isinstance(row_size, int) and row_size % group == 0:
         return drawn(shape=sizes)
     # The first row begins within a group.
     ahead = tf.cast(first % group, tf.int32)

@@ -119,10 +119,10 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
             return [_same_as(value) for value in values]
 
     def explained(self, error: BaseException) -> BaseException:
-        found = re.search(_REFUSED.format("([0-9]+)"), str(error))
-        if not found or not isinstance(error, tf.errors.OpError):
+        match = re.search(_REFUSED.format("([0-9]+)"), str(error))
+        if not match or not isinstance(error, tf.errors.OpError):
             return error
-        return copy.copy(self._refused[int(found[1])])
+        return copy.copy(self._refused[int(match[1])])
 
     def check_equal(
         self, values: Sequence[Any], error: Callable[[], Exception]
@@ -139,7 +139,7 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
             )
         first, *others = values
         if self.workers is not None:
-            others += [each[0] for each in self.workers.gather([first])]
+            others += [tensors[0] for tensors in self.workers.gather([first])]
         for other in others:
             if first.dtype.is_floating or first.dtype.is_complex:
                 same = tf.experimental.numpy.allclose(first, other, rtol=1e-4)
@@ -150,10 +150,12 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         keras_internals.set_native_strategy(model, OneReplica())
         reset = functools.partial(_reset_unbuilt_metrics, model)
-        found: dict[str, Callable[..., Any]] = {"_maybe_symbolic_build": reset}
+        methods: dict[str, Callable[..., Any]] = {
+            "_maybe_symbolic_build": reset
+        }
         if self.workers is not None:
-            found |= recorded(model, self.workers.recorder)
-        return found
+            methods |= recorded(model, self.workers.recorder)
+        return methods
 
     def build(self, model: keras.Model, step: str, batch: object) -> None:
         build(model, step, batch)
@@ -225,20 +227,25 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
             for leaf in leaves_of(nest)
             if isinstance(leaf, PerReplica)
         ]
-        self._mark([tree.flatten(own) for own in zip(*values, strict=True)])
+        self._mark(
+            [tree.flatten(arguments) for arguments in zip(*values, strict=True)]
+        )
 
     def leave(self, nest: object) -> Any:
         return nest if tf.executing_eagerly() else map_nest(_own_value, nest)
 
-    def _mark(self, each: Sequence[Sequence[Any]]) -> None:
+    def _mark(self, by_replica: Sequence[Sequence[Any]]) -> None:
         """Marks replicas' tensors as rows, for sums of sparse gradients."""
-        mark_rows(leaf for own in each for leaf in own)
+        mark_rows(leaf for tensors in by_replica for leaf in tensors)
         shapes = [
-            [tf.TensorShape(x.shape) for x in own if tf.is_tensor(x)]
-            for own in each
+            [tf.TensorShape(x.shape) for x in tensors if tf.is_tensor(x)]
+            for tensors in by_replica
         ]
         # The known sizes of the first axes of each replica's tensors.
-        rows = [{s[0] for s in own if s.rank} - {None} for own in shapes]
+        rows = [
+            {s[0] for s in replica_shapes if s.rank} - {None}
+            for replica_shapes in shapes
+        ]
         self._sizes = StepSizes(rows, runtime_internals.tensors_so_far())
 
     def sum_gradients(

@@ -78,10 +78,10 @@ class TensorFlowExecutor(Executor):
     def snapshot(self, value: object, index: int = 0) -> Any:
         if not self.is_live(value):
             return value
-        own = tf_variables.copy_of(value, index)
+        copy = tf_variables.copy_of(value, index)
         # Without this, the value is read to the current device.
-        with tf.device(own.device):
-            return own.read_value()
+        with tf.device(copy.device):
+            return copy.read_value()
 
     def device_of(self, tensor: object) -> Device:
         if not isinstance(tensor, tf.Tensor) or not tensor.device:
@@ -90,10 +90,10 @@ class TensorFlowExecutor(Executor):
 
     def concatenate(self, values: Sequence[Any], axis: int) -> Any:
         with tf_variables.on_device(self.plan.primary):
-            own = tf.concat(values, axis)
+            local = tf.concat(values, axis)
         if self.workers is None:
-            return own
-        return self.workers.concatenate(own, axis)
+            return local
+        return self.workers.concatenate(local, axis)
 
     def recover(self, model: keras.Model) -> None:
         # A trace that failed would make the next `fit` fail with another error.

@@ -61,16 +61,17 @@ def sum_over_workers(
 ) -> list[Any]:
     """Sums results of `weighted_sum` over workers, for an optimizer."""
     if workers is not None:
-        there = [i for i, each in enumerate(sums) if each is not None]
+        there = [i for i, total in enumerate(sums) if total is not None]
         sparse = [i for i in there if isinstance(sums[i], SparseSum)]
         dense = [i for i in there if i not in sparse]
         wire = workers.options.dtype
-        sums = in_packs(lambda own: workers.sum(own, wire), [dense], sums)
+        sums = in_packs(lambda pack: workers.sum(pack, wire), [dense], sums)
         sums = in_packs(
-            lambda own: SparseSum.over_workers(own, workers), [sparse], sums
+            lambda pack: SparseSum.over_workers(pack, workers), [sparse], sums
         )
     return [
-        each.slices() if isinstance(each, SparseSum) else each for each in sums
+        total.slices() if isinstance(total, SparseSum) else total
+        for total in sums
     ]
 
 
@@ -128,7 +129,7 @@ def _summed_rows(
 ) -> SparseSum:
     """Sums this worker's sparse gradients of the variable `name`."""
     lists = [_split(gradient) for gradient in gradients]
-    kinds = [[kind for kind, *_ in each] for each in lists]
+    kinds = [[kind for kind, *_ in entries] for entries in lists]
     if any(other != kinds[0] for other in kinds):  # replicas differ in lookups
         lists = [[(Kind.ROWS, None, g)] for g in gradients]
     parts = []
@@ -137,7 +138,7 @@ def _summed_rows(
         indices = [slices.indices for *_, slices in column]
         part = _Part(column[0][0], _joined(values), _joined(indices))
         if part.kind is Kind.COMMON:
-            counts = tf.stack([tf.shape(each)[0] for each in indices])
+            counts = tf.stack([tf.shape(tensor)[0] for tensor in indices])
             owner = owner_of([vector for _, vector, _ in column], sizes, name)
             part = part._replace(counts=counts, owner=owner)
         parts.append(part)
@@ -148,10 +149,10 @@ def _split(gradient: tf.IndexedSlices) -> list[tuple[Kind, Any, Any]]:
     """Splits a gradient into parts: kind, origin of the indices, and rows."""
     whole = gradient.indices
     vectors = origin_of(whole).parts or (whole,)
-    kinds = [_kind_of(each) for each in vectors]
+    kinds = [_kind_of(vector) for vector in vectors]
     if len(vectors) == 1 or set(kinds) == {Kind.ROWS}:
         return [(kinds[0], whole, gradient)]
-    sizes = [_size(each) for each in vectors]
+    sizes = [_size(vector) for vector in vectors]
     if any(size is None for size in sizes):
         warnings.warn(
             "A variable is looked up in several places of the model's own "
@@ -220,19 +221,19 @@ def _once_if(is_once: object, part: _Part) -> tuple[Any, Any, Any]:
     joined = part.values, part.indices, part.counts
     if part.counts.shape[0] == 1:
         return joined
-    each = _of_each(part.indices, part.counts, -1)
-    longest = tf.reduce_max(each, axis=0)
+    by_replica = _of_each(part.indices, part.counts, -1)
+    longest = tf.reduce_max(by_replica, axis=0)
     # They differ if they were computed from the replica's id.
-    are_same = tf.reduce_all((each == longest) | (each == -1))
+    are_same = tf.reduce_all((by_replica == longest) | (by_replica == -1))
 
     def summed() -> tuple[Any, Any, Any]:
         values = tf.reduce_sum(_of_each(part.values, part.counts, 0), axis=0)
         return values, longest, tf.shape(longest)
 
-    found: tuple[Any, Any, Any] = tf.cond(
+    result: tuple[Any, Any, Any] = tf.cond(
         are_same & is_once, summed, lambda: joined
     )
-    return found
+    return result
 
 
 def _as_sent(part: _Part) -> list[Any]:

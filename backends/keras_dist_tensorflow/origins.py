@@ -122,7 +122,7 @@ def _note(
         return
     if isinstance(operation, bytes):
         operation = operation.decode()
-    before = [origin_of(each) for each in inputs]
+    before = [origin_of(tensor) for tensor in inputs]
     passed = _PASSED_ON.get(operation)
     for place, output in enumerate(outputs):
         if origin_of(output).is_given:
@@ -134,7 +134,10 @@ def _note(
             origin = Origin(origin.kind, before[passed].parts, source)
         elif operation == "ConcatV2" and _is_vector(output):
             pairs = zip(inputs[:-1], before, strict=False)
-            parts = [own.parts or (each,) for each, own in pairs]
+            parts = [
+                input_origin.parts or (tensor,)
+                for tensor, input_origin in pairs
+            ]
             origin = Origin(origin.kind, tuple(itertools.chain(*parts)))
         setattr(output, _ORIGIN, origin)
 

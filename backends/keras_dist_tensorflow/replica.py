@@ -170,8 +170,8 @@ def _counted(
             "One call of `tape.gradient` asks for gradients of targets with "
             "a value for each row and of targets without, with respect to "
             "variables and other tensors. Received: targets of shapes "
-            f"{[tuple(each.shape) for each in targets]}. Expected: targets of "
-            "one kind, because each replica has only a share of the rows. "
+            f"{[tuple(tensor.shape) for tensor in targets]}. Expected: targets "
+            "of one kind, because each replica has only a share of the rows. "
             "Call `tape.gradient` once for each kind, with a persistent tape."
         )
     if not all(are_variables):
@@ -179,8 +179,8 @@ def _counted(
         return tf.nest.pack_sequence_as(
             sources,
             [
-                _scaled(each, inverse) if is_variable else each
-                for each, is_variable in zip(
+                _scaled(gradient, inverse) if is_variable else gradient
+                for gradient, is_variable in zip(
                     tf.nest.flatten(result), are_variables, strict=True
                 )
             ],
@@ -196,10 +196,10 @@ def _counted(
             target,
             [
                 _scaled(
-                    tf.ones_like(each) if weight is None else weight,
+                    tf.ones_like(tensor) if weight is None else weight,
                     inverse if is_sum else 1.0,
                 )
-                for each, weight, is_sum in zip(
+                for tensor, weight, is_sum in zip(
                     targets, weights, are_sums, strict=True
                 )
             ],
@@ -215,10 +215,10 @@ def _has_axis(target: object) -> bool:
 def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
     """Finds the targets with equally many values for each row everywhere."""
     rows = step.share.rows
-    may_be = [_may_be_sum(each, step.share) for each in targets]
+    may_be = [_may_be_sum(target, step.share) for target in targets]
     if not isinstance(rows, int):
         return may_be
-    own = [
+    local_ratios = [
         target.shape[0] / rows if rows and it_may and target.shape[0] else None
         for target, it_may in zip(targets, may_be, strict=True)
     ]
@@ -226,8 +226,8 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
     def agree(everyone: list[tuple[list[float | None], list[bool]]]) -> Any:
         ratios, may_be = zip(*everyone, strict=True)
         return [
-            all(it_may) and len(set(each) - {None}) <= 1
-            for each, it_may in zip(
+            all(it_may) and len(set(target_ratios) - {None}) <= 1
+            for target_ratios, it_may in zip(
                 zip(*ratios, strict=True),
                 zip(*may_be, strict=True),
                 strict=True,
@@ -235,7 +235,9 @@ def _are_sums(step: ReplicaStep, targets: list[Any]) -> list[bool]:
         ]
 
     what = "the gradient of targets with a value for each row"
-    result: list[bool] = step.replica.rendezvous(what, agree, (own, may_be))
+    result: list[bool] = step.replica.rendezvous(
+        what, agree, (local_ratios, may_be)
+    )
     return result
 
 

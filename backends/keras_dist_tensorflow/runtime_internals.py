@@ -106,15 +106,15 @@ def captured_creation() -> Callable[..., Any]:
     @contextlib.contextmanager
     def taken_over(writes: bool) -> Iterator[None]:
         graph = tf.compat.v1.get_default_graph()
-        own = vars(summary_ops_v2._summary_state)
-        before = graph._variable_creator_stack, dict(own)
+        state = vars(summary_ops_v2._summary_state)
+        before = graph._variable_creator_stack, dict(state)
         graph._variable_creator_stack = creators
-        own.update(summaries if writes else {**summaries, "writer": None})
+        state.update(summaries if writes else {**summaries, "writer": None})
         try:
             yield
         finally:
             graph._variable_creator_stack = before[0]
-            own.update(before[1])
+            state.update(before[1])
 
     return taken_over
 

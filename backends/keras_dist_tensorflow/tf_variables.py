@@ -85,7 +85,7 @@ class Replacements:
         self._renamed: dict[Any, Any] = {}
         self._num_moves = 0
         # For each model and optimizer, the number of moves that it follows.
-        self._told: weakref.WeakKeyDictionary[Any, int] = (
+        self._moves_followed: weakref.WeakKeyDictionary[Any, int] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -110,8 +110,8 @@ class Replacements:
         if self._is_news(model):
             keras_internals.forget_functions(model)
             optimizers = list(all_optimizers(model).values())
-        for each in optimizers:
-            self.adopt(each, native)
+        for optimizer in optimizers:
+            self.adopt(optimizer, native)
 
     def adopt(self, optimizer: keras.Optimizer, native: object) -> None:
         """Gives an optimizer its strategy, and new keys after moves."""
@@ -119,9 +119,9 @@ class Replacements:
         keras_internals.adopt_optimizer(optimizer, native, renamed)
 
     def _is_news(self, owner: object) -> bool:
-        if self._told.get(owner, 0) == self._num_moves:
+        if self._moves_followed.get(owner, 0) == self._num_moves:
             return False
-        self._told[owner] = self._num_moves
+        self._moves_followed[owner] = self._num_moves
         return True
 
 

@@ -76,8 +76,8 @@ class Traced:
         args, kwargs = map_nest(_closed, (args, kwargs))
         try:
             # Each argument costs some of TensorFlow's time.
-            own = (args, kwargs) if kwargs else (args,)
-            outputs = getattr(self._function, method)(*own)
+            arguments = (args, kwargs) if kwargs else (args,)
+            outputs = getattr(self._function, method)(*arguments)
         except tf.errors.InvalidArgumentError as error:
             if DIVERGED in error.message:
                 raise ReplicaDivergenceError(error.message) from error
@@ -194,7 +194,7 @@ def _closed_result(leaf: object) -> Any:
         or runtime_internals.is_composite(leaf)
     ):
         return leaf
-    if any(tf.is_symbolic_tensor(each) for each in held_in(leaf)):
+    if any(tf.is_symbolic_tensor(value) for value in held_in(leaf)):
         refuse_result(leaf)
     return _PythonValue(leaf)
 

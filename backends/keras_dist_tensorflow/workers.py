@@ -76,13 +76,13 @@ class TensorFlowWorkers(Workers):
         if cluster.is_chief:
             self.messages.say("the start", "")
 
-    def swap(self, own: np.ndarray) -> np.ndarray:
-        words = np.pad(own, (0, -own.size % 4)).view(np.int32)
-        kind = _FRAMES if own.size == self._frame_size else _GATHERED
+    def swap(self, data: np.ndarray) -> np.ndarray:
+        words = np.pad(data, (0, -data.size % 4)).view(np.int32)
+        kind = _FRAMES if data.size == self._frame_size else _GATHERED
         with tf.device(self._device):
             rows = self._gathered(tf.constant(words), kind)
-        found = np.stack([row.numpy() for row in rows])
-        swapped: np.ndarray = found.view(np.uint8)[:, : own.size]
+        gathered = np.stack([row.numpy() for row in rows])
+        swapped: np.ndarray = gathered.view(np.uint8)[:, : data.size]
         return swapped
 
     @property
@@ -142,7 +142,7 @@ class TensorFlowWorkers(Workers):
         """Sums tensors of one dtype over the workers, in one collective."""
         flats = [tf.reshape(tensor, [-1]) for tensor in tensors]
         flat = flats[0] if len(flats) == 1 else tf.concat(flats, 0)
-        sizes = [size_of(each) for each in flats]
+        sizes = [size_of(part) for part in flats]
         parts = tf.split(self._reduced(flat), sizes)
         return [
             tf.reshape(part, shape_of(tensor))
@@ -156,7 +156,7 @@ class TensorFlowWorkers(Workers):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             # One word more: TensorFlow crashes on an empty collective.
             words = [*map(to_words, tensors), tf.zeros([1], tf.int32)]
-            sizes = [size_of(each) for each in words]
+            sizes = [size_of(vector) for vector in words]
             rows = self._gathered(tf.concat(words, axis=0))
             return [
                 [
@@ -181,21 +181,21 @@ class TensorFlowWorkers(Workers):
             ragged = [t for t in tensors if t.shape.rank]
             if not ragged:
                 return self.gather_alike(tensors)
-            own = rows[self.cluster.index]
+            local_rows = rows[self.cluster.index]
             are_known = all(isinstance(n, int) for n in rows)
             most = max(rows) if are_known else tf.reduce_max(tf.stack(rows))
             sizes = [tf.shape(t)[0] for t in ragged]
-            fits = tf.reduce_all([tf.equal(size, own) for size in sizes])
+            fits = tf.reduce_all([tf.equal(size, local_rows) for size in sizes])
             padded = [
                 _padded(t[:most], most) if t.shape.rank else t for t in tensors
             ]
             everyone = self.gather_alike([fits, *padded])
-            all_fit = tf.reduce_all([each[0] for each in everyone])
+            all_fit = tf.reduce_all([values[0] for values in everyone])
 
             def by_rows() -> list[list[Any]]:
                 return [
-                    [v[:count] if v.shape.rank else v for v in each]
-                    for (_, *each), count in zip(everyone, rows, strict=True)
+                    [v[:count] if v.shape.rank else v for v in values]
+                    for (_, *values), count in zip(everyone, rows, strict=True)
                 ]
 
             def by_sizes() -> list[list[Any]]:
@@ -205,13 +205,13 @@ class TensorFlowWorkers(Workers):
                 return [
                     [
                         _of_known_size(value, t, worker)
-                        for value, t in zip(each, tensors, strict=True)
+                        for value, t in zip(values, tensors, strict=True)
                     ]
-                    for worker, each in enumerate(everyone)
+                    for worker, values in enumerate(everyone)
                 ]
 
             known = {t.shape[0] for t in ragged} - {None}
-            if are_known and known - {own}:
+            if are_known and known - {local_rows}:
                 # Sizes of other branches would hide those that are known.
                 return by_sizes()
             result: list[list[Any]] = tf.cond(all_fit, by_rows, by_sizes)
@@ -224,10 +224,10 @@ class TensorFlowWorkers(Workers):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
             words = [to_words(tensor) for tensor in tensors]
             if not self.cluster.is_chief:
-                words = [tf.zeros_like(each) for each in words]
+                words = [tf.zeros_like(vector) for vector in words]
             return [
-                from_words(each, t)
-                for each, t in zip(self.sum_alike(words), tensors, strict=True)
+                from_words(total, t)
+                for total, t in zip(self.sum_alike(words), tensors, strict=True)
             ]
 
     def concatenate(self, tensor: object, axis: int) -> Any:
@@ -247,8 +247,8 @@ class TensorFlowWorkers(Workers):
         if not numbers:
             return []  # TensorFlow crashes on an empty collective
         with tf.device(self._device):
-            own = tf.stack([tf.cast(each, tf.int32) for each in numbers])
-            joined = tf.concat(self._gathered(own), axis=0)
+            local = tf.stack([tf.cast(number, tf.int32) for number in numbers])
+            joined = tf.concat(self._gathered(local), axis=0)
             return list(tf.unstack(joined))
 
     def concatenate_rows(self, tensors: Sequence[Any]) -> list[Any]:
@@ -294,9 +294,9 @@ class TensorFlowWorkers(Workers):
         self._is_over = True
         try:
             if failed:
-                own = self.cluster.addresses[self.cluster.index]
+                address = self.cluster.addresses[self.cluster.index]
                 runtime_internals.tell_all_workers(
-                    f"Worker {self.cluster.index} at {own} {reason}"
+                    f"Worker {self.cluster.index} at {address} {reason}"
                 )
             else:
                 # Other workers need the chief's server until they end.
@@ -315,8 +315,8 @@ class TensorFlowWorkers(Workers):
             ragged = [t for t in tensors if t.shape.rank]
             if not ragged:
                 return self.gather_alike(tensors)
-            own = tf.stack([tf.shape(t)[0] for t in ragged])
-            rows = tf.reshape(self._gathered(own), [count, -1])
+            local_rows = tf.stack([tf.shape(t)[0] for t in ragged])
+            rows = tf.reshape(self._gathered(local_rows), [count, -1])
             most = iter(tf.unstack(tf.reduce_max(rows, axis=0)))
             padded = [
                 _padded(t, next(most)) if t.shape.rank else t for t in tensors

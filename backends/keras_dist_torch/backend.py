@@ -116,17 +116,17 @@ class TorchBackend(Backend, Differentiates, SavesShards, ShardsVariables):
         # The CPU's, and those of the GPUs in order.
         gpus = range(torch.cuda.device_count())
         states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
-        return " ".join(each.numpy().tobytes().hex() for each in states)
+        return " ".join(state.numpy().tobytes().hex() for state in states)
 
     def set_random_state(self, state: str) -> None:
         cpu, *gpus = [
-            torch.frombuffer(bytearray.fromhex(each), dtype=torch.uint8)
-            for each in state.split(" ")
+            torch.frombuffer(bytearray.fromhex(encoded), dtype=torch.uint8)
+            for encoded in state.split(" ")
         ]
         torch.set_rng_state(cpu)
         # Another worker may have more GPUs, or fewer.
-        for index, own in enumerate(gpus[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(own, index)
+        for index, gpu_state in enumerate(gpus[: torch.cuda.device_count()]):
+            torch.cuda.set_rng_state(gpu_state, index)
 
     def check_saving(self) -> None:
         pass  # PyTorch has all that it takes
@@ -170,14 +170,14 @@ class TorchBackend(Backend, Differentiates, SavesShards, ShardsVariables):
         is_nested = current.depth > 0
         replica = differentiating()
         if replica is not None:
-            found: Differentiated = replica.differentiate(
+            differentiated: Differentiated = replica.differentiate(
                 fn, variables, tensors, is_nested
             )
-            return found
+            return differentiated
         with torch.enable_grad():
             # New tensors: `fn` may use the caller's through a closure, and
             # those uses are not differentiated.
-            own = [
+            copies = [
                 t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
                 for t in tensors
             ]
@@ -185,9 +185,9 @@ class TorchBackend(Backend, Differentiates, SavesShards, ShardsVariables):
                 noting_assigned() as assigned,
                 _read_as_leaves(variables, assigned) as leaves,
             ):
-                value, aux = fn(*own)
+                value, aux = fn(*copies)
             more = [leaf for _, leaf in assigned]
-            sources = [*leaves, *own, *more]
+            sources = [*leaves, *copies, *more]
             gradients = _gradients(value, sources, is_nested)
         places = {id(v): place for place, v in enumerate(variables)}
         for variable, _ in reversed(assigned):
@@ -259,7 +259,7 @@ def _gradients(
 ) -> list[Any]:
     if not value.requires_grad:
         return [None] * len(sources)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         value, sources, allow_unused=True, create_graph=is_nested
     )
-    return list(found)
+    return list(gradients)

@@ -217,7 +217,7 @@ class Overlap:
         then numbers of this worker, which travel with the last ones."""
         if not variables:
             return []
-        own, weight = self._local_sum(here, weights)
+        local_sums, weight = self._local_sum(here, weights)
         order, _ = TorchRecord.of(variables[0]).order
         if order is None or not order.is_of(variables):
             order = Order(variables, self._workers.options)
@@ -226,7 +226,7 @@ class Overlap:
         self._ready.pop(order, None)
 
         def made(positions: list[int], *last: Any) -> Bucket:
-            chosen = [own[position] for position in positions]
+            chosen = [local_sums[position] for position in positions]
             return Bucket(
                 order, positions, chosen, weight, self._device, workers, *last
             )
@@ -252,24 +252,26 @@ class Overlap:
             workers.agree(whole)
             missing = early[len(sent) :]
             start = workers.start_sum
-            begun = sent + [made(each).start(start) for each in missing]
+            begun = sent + [
+                made(positions).start(start) for positions in missing
+            ]
             done = [bucket.finish() for bucket in (*begun, final.start(start))]
             workers.end_sum(whole, done[-1].guard)
             if done[-1].is_flagged:
                 order.is_early = False
-                again = [made(own).start(start) for own in early]
+                again = [made(positions).start(start) for positions in early]
                 done = [*(bucket.finish() for bucket in again), done[-1]]
-        summed = iter([each.sums for each in done])
-        sums = in_packs(lambda _: next(summed), order.buckets, own)
+        summed = iter([bucket.sums for bucket in done])
+        sums = in_packs(lambda _: next(summed), order.buckets, local_sums)
         return [*sums, *done[-1].numbers]
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: torch.Tensor
     ) -> None:
         ready = self._ready.setdefault(order, {})
-        own = (gradient, gradient._version)
+        entry = (gradient, gradient._version)
         # Only the first one of each replica: that is what is sent.
-        ready.setdefault(position, {}).setdefault(replica, own)
+        ready.setdefault(position, {}).setdefault(replica, entry)
         expected = self._workers.sums.expected
         if expected is None or expected.order != order.layout:
             return

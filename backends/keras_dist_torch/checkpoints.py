@@ -42,9 +42,9 @@ def save(
     """Begins to write variables, each worker its parts."""
     workers = None if executor is None else executor.workers
     cluster = None if workers is None else workers.cluster
-    is_chief, own = True, 0
+    is_chief, index = True, 0
     if cluster is not None:
-        is_chief, own = cluster.is_chief, cluster.index
+        is_chief, index = cluster.is_chief, cluster.index
     state = {}
     for name, variable in variables.items():
         value = _value_of(variable)
@@ -74,7 +74,7 @@ def save(
     plans, metadata = planner.create_global_plan(plans)
     plans = writer.prepare_global_plan(plans)
     return _TensorsWriting(
-        writer, planner, planner.finish_plan(plans[own]), metadata
+        writer, planner, planner.finish_plan(plans[index]), metadata
     )
 
 
@@ -147,8 +147,8 @@ def _to_fill(variable: keras.Variable) -> torch.Tensor:
     if isinstance(kept, DTensor):
         return kept.detach()
     with keras.device("cpu"):
-        found: torch.Tensor = keras.ops.empty(variable.shape, variable.dtype)
-    return found
+        tensor: torch.Tensor = keras.ops.empty(variable.shape, variable.dtype)
+    return tensor
 
 
 @contextlib.contextmanager

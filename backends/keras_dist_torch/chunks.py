@@ -53,8 +53,8 @@ def _of(
     if known[0] != key:
         known = key, chunks(variables) if may_cut(optimizer) else ()
         vars(optimizer)[_CHUNKS] = known
-    found: Sequence[Sequence[int]] = known[1]
-    return found
+    indices: Sequence[Sequence[int]] = known[1]
+    return indices
 
 
 def is_elementwise(optimizer: keras.Optimizer) -> bool:
@@ -74,7 +74,9 @@ def may_cut(optimizer: keras.Optimizer) -> bool:
 
 def chunks(variables: Sequence[keras.Variable]) -> Sequence[Sequence[int]]:
     """Divides variables of strategies; others are as plain Keras has them."""
-    if any("distribute_strategy" not in vars(each) for each in variables):
+    if any(
+        "distribute_strategy" not in vars(variable) for variable in variables
+    ):
         return ()
     sizes = [_num_bytes_here(variable.value) for variable in variables]
     return packs([None] * len(sizes), sizes, CHUNK)
@@ -82,5 +84,5 @@ def chunks(variables: Sequence[keras.Variable]) -> Sequence[Sequence[int]]:
 
 def _num_bytes_here(value: Any) -> int:
     # A `DTensor`, which takes long to import, has a part on this worker.
-    own = value.to_local() if hasattr(value, "to_local") else value
-    return int(own.nbytes)
+    local = value.to_local() if hasattr(value, "to_local") else value
+    return int(local.nbytes)

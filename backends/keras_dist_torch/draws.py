@@ -86,7 +86,7 @@ class Draws:
         everyone = here = places.take_new()
         if workers is not None:
             texts = workers.texts(json.dumps(here))
-            everyone = [each for text in texts for each in json.loads(text)]
+            everyone = [draw for text in texts for draw in json.loads(text)]
         if places.compare(everyone):
             if self.may_repeat:
                 raise MisjudgedDraws
@@ -103,11 +103,11 @@ class Draws:
     @contextlib.contextmanager
     def _common_states(self) -> Iterator[None]:
         """Draws from generators as they are outside, and moves those on."""
-        own = [generator.get_state() for generator, _ in self._states]
+        inside = [generator.get_state() for generator, _ in self._states]
         for generator, state in self._states:
             generator.set_state(state)
         yield
-        for place, state in enumerate(own):
+        for place, state in enumerate(inside):
             generator, _ = self._states[place]
             self._states[place] = generator, generator.get_state()
             generator.set_state(state)
@@ -166,8 +166,8 @@ class ReplicaDraws:
     def _axis(self, place: str, sizes: list[int]) -> int | None:
         places, share = self.of_round.places, self._replica.share
         if places is None:
-            found = rows_by_size(sizes, share)
-            return None if found is None else found.axis
+            rows = rows_by_size(sizes, share)
+            return None if rows is None else rows.axis
         return places.axis(self._replica.index, place, sizes, share)
 
 

@@ -75,10 +75,10 @@ def scalars_on(
     return [
         torch.stack(
             [
-                each.detach().to(device, torch.float32)
-                if isinstance(each, torch.Tensor)
+                number.detach().to(device, torch.float32)
+                if isinstance(number, torch.Tensor)
                 else next(rest)
-                for each in numbers
+                for number in numbers
             ]
         )
     ]

@@ -133,18 +133,20 @@ class FSDPExecutor(ShardedExecutor):
         assert isinstance(replica, FSDPReplica)
         self.workers.check()  # FSDP does not, and gradients are used next
         ((given,), (weight,)) = gradients, weights
-        own = [sharded(gradient) for gradient in given]
+        local_gradients = [sharded(gradient) for gradient in given]
         replica.trains(variables)
         # Gradients that no backward pass has computed have no weight yet.
         factor = 1.0 if replica.has_gradients else weight
         places = [
             place
-            for place, gradient in enumerate(own)
+            for place, gradient in enumerate(local_gradients)
             if not isinstance(gradient, DTensor)
         ]
         rest = [variables[place] for place in places]
         return in_packs(
-            lambda some: self._summed(some, rest, factor), [places], own
+            lambda some: self._summed(some, rest, factor),
+            [places],
+            local_gradients,
         )
 
     def carries(self, variables: Sequence[keras.Variable]) -> bool:
@@ -152,19 +154,19 @@ class FSDPExecutor(ShardedExecutor):
 
     def _summed(
         self,
-        own: list[Any],
+        gradients: list[Any],
         variables: Sequence[keras.Variable],
         factor: float,
     ) -> list[Any]:
         """Sums gradients over workers, `None` where no worker has one."""
-        if not own:
+        if not gradients:
             return []
-        flags = torch.tensor([float(g is not None) for g in own])
+        flags = torch.tensor([float(g is not None) for g in gradients])
         filled = [
             torch.zeros(tuple(variable.shape), device=self._primary)
             if gradient is None
             else gradient * factor
-            for variable, gradient in zip(variables, own, strict=True)
+            for variable, gradient in zip(variables, gradients, strict=True)
         ]
         *sums, counts = self.workers.sum([*filled, flags.to(self._primary)])
         return [

@@ -71,7 +71,7 @@ def shard_module(
 
     FSDP's class would show in a layer's configuration and in saved files.
     """
-    own = module.__class__
+    cls = module.__class__
     kept, used = dtypes
     # Sums of gradients are as exact as the variables.
     policy = MixedPrecisionPolicy(
@@ -82,7 +82,7 @@ def shard_module(
     module.set_force_sum_reduction_for_comms(True)
     if sum_of_rows is not None:
         module.set_custom_reduce_scatter(Scatter(sum_of_rows))
-    object.__setattr__(module, "__class__", own)
+    object.__setattr__(module, "__class__", cls)
 
 
 def make_root(module: torch.nn.Module) -> None:
@@ -144,5 +144,5 @@ def forget_order(module: torch.nn.Module, *_: Any) -> None:
 
 
 def _states_in(module: torch.nn.Module) -> list[Any]:
-    found = [state_of(each) for each in module.modules()]
-    return [state for state in found if state is not None]
+    states = [state_of(submodule) for submodule in module.modules()]
+    return [state for state in states if state is not None]

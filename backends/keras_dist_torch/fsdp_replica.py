@@ -72,8 +72,8 @@ class FSDPReplica(BaseReplica, WeighsLosses):
         return value
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
-        held = value.detach()
-        return held.clone().requires_grad_() if variable.trainable else held
+        tensor = value.detach()
+        return tensor.clone().requires_grad_() if variable.trainable else tensor
 
     def whole(self, variable: keras.Variable, kept: DTensor) -> torch.Tensor:
         if kept.grad is not None and self.has_gradients:
@@ -95,7 +95,7 @@ class FSDPReplica(BaseReplica, WeighsLosses):
             _refuse_both()
         self._end_forward()
         given = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
-        original([each * self.share.weight for each in given])
+        original([tensor * self.share.weight for tensor in given])
         self._add_gradients()
         self.has_gradients = True
         step = current_step()
@@ -122,9 +122,9 @@ class FSDPReplica(BaseReplica, WeighsLosses):
         is_step = current_step() is not None
         if not is_step:
             self._end_forward()
-        own = [tensor.detach().requires_grad_() for tensor in tensors]
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
         with torch.enable_grad():
-            value, aux = fn(*own)
+            value, aux = fn(*leaves)
             if is_step:
                 self._end_forward()
             if value.requires_grad:
@@ -132,9 +132,11 @@ class FSDPReplica(BaseReplica, WeighsLosses):
                 weight = self.share.weight if is_step else 1.0
                 plain_backward(value * weight)
         self._add_gradients()
-        found = [*map(self._gradient_of, variables)]
-        found += [tensor.grad for tensor in own]
-        gradients = [self._as_given(each, is_step) for each in found]
+        local_gradients = [*map(self._gradient_of, variables)]
+        local_gradients += [tensor.grad for tensor in leaves]
+        gradients = [
+            self._as_given(gradient, is_step) for gradient in local_gradients
+        ]
         self.zero_grad([*self._seen.values()])
         value, aux = keras.tree.map_structure(detached, (value, aux))
         return value, aux, gradients
@@ -142,8 +144,8 @@ class FSDPReplica(BaseReplica, WeighsLosses):
     def _gradient_of(self, variable: keras.Variable) -> torch.Tensor | None:
         state = current_replica()
         assert state is not None
-        held = state.scope.state_mapping.get(id(variable))
-        return (tensor_in_use(variable) if held is None else held).grad
+        leaf = state.scope.state_mapping.get(id(variable))
+        return (tensor_in_use(variable) if leaf is None else leaf).grad
 
     def _as_given(self, gradient: torch.Tensor, is_step: bool) -> Any:
         """Returns a gradient as code gets it: its own replica's, or sealed."""
@@ -159,10 +161,12 @@ class FSDPReplica(BaseReplica, WeighsLosses):
         Only now, because FSDP adds its own in another stream.
         """
         for variable, leaf in self._leaves.values():
-            kept, own = tensor_in_use(variable), leaf.grad
+            kept, gradient = tensor_in_use(variable), leaf.grad
             leaf.grad = None
-            if own is not None:
-                kept.grad = own if kept.grad is None else kept.grad + own
+            if gradient is not None:
+                kept.grad = (
+                    gradient if kept.grad is None else kept.grad + gradient
+                )
 
     def zero_grad(self, variables: Sequence[keras.Variable]) -> None:
         for variable in variables:

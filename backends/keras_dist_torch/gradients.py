@@ -75,11 +75,11 @@ def weighted_sum(
 ) -> list[Any]:
     """Sums replicas' lists of gradients, weighted; some may be `None`."""
     total: list[Any] = [None] * len(gradients[0])
-    for own, weight in zip(gradients, weights, strict=True):
-        present = [i for i, g in enumerate(own) if g is not None]
+    for replica_gradients, weight in zip(gradients, weights, strict=True):
+        present = [i for i, g in enumerate(replica_gradients) if g is not None]
         if not present:
             continue
-        here = [own[i].to(device) for i in present]
+        here = [replica_gradients[i].to(device) for i in present]
         # A weight of zero drops a gradient even if it is NaN.
         terms = (
             torch._foreach_mul(here, weight)
@@ -135,9 +135,9 @@ def hook_zero_grad(original: Callable[..., None]) -> Callable[..., None]:
         loss_weighting = weighing_replica()
         if loss_weighting is not None:
             loss_weighting.zero_grad(self.trainable_variables)
-        held = step.scope.state_mapping
+        leaves = step.scope.state_mapping
         for variable in self.trainable_variables:
-            leaf = held.get(id(variable))
+            leaf = leaves.get(id(variable))
             if leaf is not None:
                 leaf.grad = None
 
@@ -199,8 +199,8 @@ def _of_one_device(hook: Callable[..., Any], share: RowShard) -> Any:
 
     @functools.wraps(hook)
     def weighed(gradient: torch.Tensor) -> torch.Tensor | None:
-        found = hook(gradient * share.weight)
-        return None if found is None else found * share.inverse
+        result = hook(gradient * share.weight)
+        return None if result is None else result * share.inverse
 
     return weighed
 

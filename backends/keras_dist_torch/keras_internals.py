@@ -95,8 +95,8 @@ def hidden_models(layer: keras.Layer) -> list[keras.Model]:
 
 def parameters_of(layer: keras.Layer) -> torch.nn.Module | None:
     """Returns the module with a layer's parameters, once it is built."""
-    found: torch.nn.Module | None = layer._modules.get("_torch_params")
-    return found
+    module: torch.nn.Module | None = layer._modules.get("_torch_params")
+    return module
 
 
 def set_parameters(layer: keras.Layer, module: torch.nn.Module) -> None:

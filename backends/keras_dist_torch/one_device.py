@@ -98,12 +98,12 @@ class TorchExecutor(Executor):
         return TorchStorage(variable, self.plan, self.plan.primary)
 
     def put(self, value: object, device: Device) -> torch.Tensor:
-        own = torch_device(device)
+        target = torch_device(device)
         if isinstance(value, torch.Tensor):
-            return prefetch.sent(value, own)
+            return prefetch.sent(value, target)
         with keras.device("cpu"):
             tensor: torch.Tensor = ops.convert_to_tensor(value)
-        return prefetch.sent(tensor, own)
+        return prefetch.sent(tensor, target)
 
     def bring(self, value: object, index: int) -> Any:
         device = torch_device(self.plan.devices[index])

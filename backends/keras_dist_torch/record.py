@@ -6,7 +6,7 @@
 | whole, sent to other devices | a `Pack` too, which it views | `transfers` |
 | in parts | `parts`, of which this worker has its own | `parts` |
 | in parts, while its layer computes | `tensor`, whole | `units` |
-| in parts, while files are used | `held` too, whole, on the chief | `parts` |
+| in parts, while files are used | `host_copy` too, on the chief | `parts` |
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ class TorchRecord(VariableRecord):
     parts: Any = None
     tensor: torch.Tensor | None = None
     # A whole value that this worker holds in the memory of its host.
-    held: torch.Tensor | None = None
+    host_copy: torch.Tensor | None = None
     # The `Division` of its value. If only its slots are in parts, `parts` is a
     # view of the whole value, whose memory was at an address.
     division: Any = None

@@ -150,11 +150,11 @@ class TorchReplica(BaseReplica):
                 refuse_in_place(model, key)
 
     def hold(self, variable: keras.Variable, value: Any) -> torch.Tensor:
-        held = value.detach()
+        tensor = value.detach()
         self._versions.pop(id(variable), None)
         if not variable.trainable:
-            return held
-        leaf = held.clone().requires_grad_()
+            return tensor
+        leaf = tensor.clone().requires_grad_()
         if self.assigned is not None:
             self.assigned.append((variable, leaf))
         return leaf
@@ -199,13 +199,13 @@ def cut(batch: object, rows: slice, device: torch.device) -> Any:
     """Takes some rows of a batch and moves them to a device."""
 
     def part(leaf: Any) -> Any:
-        own = leaf[rows] if is_row_shaped(leaf) else leaf
-        if not isinstance(own, torch.Tensor):
-            return own
+        selected = leaf[rows] if is_row_shaped(leaf) else leaf
+        if not isinstance(selected, torch.Tensor):
+            return selected
         # `data`, because slices of one tensor share a version counter: autograd
         # would take an in-place change of one, as Keras makes to weights, for
         # a change of the others.
-        return prefetch.sent(own.data, device)
+        return prefetch.sent(selected.data, device)
 
     return map_nest(part, batch)
 

@@ -103,23 +103,25 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
         local = ranges(edges)[first : first + self.plan.num_local_replicas]
-        members = [(index, own) for index, own in enumerate(local) if own]
+        members = [(index, rows) for index, rows in enumerate(local) if rows]
         # A worker without rows runs one replica, with weight 0.
         members = members or [(0, range(0))]
 
-        def part(index: int, own: range) -> Any:
-            taken = slice(own.start, max(own.stop, 1)) if alike else slice(None)
+        def part(index: int, rows: range) -> Any:
+            taken = (
+                slice(rows.start, max(rows.stop, 1)) if alike else slice(None)
+            )
             return cut(batch, taken, self._devices[index])
 
         shares = [
-            RowShard(len(own), lengths[0], own.start) for _, own in members
+            RowShard(len(rows), lengths[0], rows.start) for _, rows in members
         ]
 
         def once(may_repeat: bool) -> list[T]:
             if places is not None:
                 # Only a step that looks at draws needs them.
-                own = ranges(edges) if places.is_open else []
-                places.begin([max(len(rows), 1) for rows in own])
+                by_replica = ranges(edges) if places.is_open else []
+                places.begin([max(len(rows), 1) for rows in by_replica])
             # Gradients must not leave in a step that may begin anew.
             overlapping = (
                 contextlib.nullcontext()
@@ -128,8 +130,10 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             )
             with overlapping as overlap:
                 parts = [
-                    (index, share, part(index, own))
-                    for (index, own), share in zip(members, shares, strict=True)
+                    (index, share, part(index, rows))
+                    for (index, rows), share in zip(
+                        members, shares, strict=True
+                    )
                 ]
                 return self._play(fn, parts, group, overlap, places, may_repeat)
 
@@ -177,26 +181,30 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             yield []
             return
         # Outside, states stay equal on all workers, so that all shuffle alike.
-        gpus = [each.index for each in self._devices if each.type == "cuda"]
+        gpus = [
+            device.index for device in self._devices if device.type == "cuda"
+        ]
         if gpus:
             torch.cuda.init()  # or there are no generators yet
         generators = [torch.default_generator]
         generators += [torch.cuda.default_generators[index] for index in gpus]
-        outside = [(each, each.get_state()) for each in generators]
+        outside = [
+            (generator, generator.get_state()) for generator in generators
+        ]
         try:
             seed = int(torch.randint(2**62, ()))
             seed += SEED_STRIDE * self.plan.first_replica
             # Not `torch.manual_seed`: it records the caller's stack once for
             # each kind of accelerator that is not there.
-            for each in generators:
-                each.manual_seed(seed)
-            before = [each.get_state() for each in generators]
+            for generator in generators:
+                generator.manual_seed(seed)
+            before = [generator.get_state() for generator in generators]
             yield outside
-            after = [each.get_state() for each in generators]
+            after = [generator.get_state() for generator in generators]
             is_used = not all(map(torch.equal, before, after))
         finally:
-            for each, state in outside:
-                each.set_state(state)
+            for generator, state in outside:
+                generator.set_state(state)
         if is_used:
             # Gives the next step another seed. A step that draws nothing
             # leaves the generator as one device would.
@@ -316,12 +324,12 @@ def _generators_kept_by(error: type[BaseException]) -> Iterator[None]:
     generators = [torch.default_generator]
     if torch.cuda.is_initialized():
         generators += torch.cuda.default_generators
-    states = [each.get_state() for each in generators]
+    states = [generator.get_state() for generator in generators]
     try:
         yield
     except error:
-        for each, state in zip(generators, states, strict=True):
-            each.set_state(state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
         raise
 
 
@@ -388,15 +396,19 @@ def capture_thread() -> Callable[[], None]:
     if torch.accelerator.is_available():
         types.add(torch.accelerator.current_accelerator().type)
     autocast = [
-        (each, torch.is_autocast_enabled(each), torch.get_autocast_dtype(each))
-        for each in sorted(types)
+        (
+            device_type,
+            torch.is_autocast_enabled(device_type),
+            torch.get_autocast_dtype(device_type),
+        )
+        for device_type in sorted(types)
     ]
 
     def inherit() -> None:
         inherit_thread_state(state)
         torch.set_grad_enabled(gradients)
-        for each, enabled, dtype in autocast:
-            torch.set_autocast_enabled(each, enabled)
-            torch.set_autocast_dtype(each, dtype)
+        for device_type, enabled, dtype in autocast:
+            torch.set_autocast_enabled(device_type, enabled)
+            torch.set_autocast_dtype(device_type, dtype)
 
     return inherit

@@ -138,9 +138,9 @@ class ShardedExecutor(TorchReplicaExecutor, KeepsShards):
     ) -> list[DTensorStorage]:
         """Returns the storage of those variables that are sharded."""
         return [
-            DTensorStorage(each, self.plan, self._mesh, self.workers)
-            for each in variables
-            if is_sharded(each)
+            DTensorStorage(variable, self.plan, self._mesh, self.workers)
+            for variable in variables
+            if is_sharded(variable)
         ]
 
 

@@ -55,46 +55,46 @@ class ShardsScope(Overlay):
 
     def tensor(self, variable: keras.Variable) -> DTensor | None:
         """Returns what an update changes of a variable; `None`: all of it."""
-        found = self.state_mapping.get(id(variable))
-        if found is None:
-            found = TorchRecord.of(variable).tensor
-        return found if isinstance(found, DTensor) else None
+        value = self.state_mapping.get(id(variable))
+        if value is None:
+            value = TorchRecord.of(variable).tensor
+        return value if isinstance(value, DTensor) else None
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         # As in `tensor`, without its calls: an update reads often.
-        found = self.state_mapping.get(id(variable))
-        if found is None:
+        value = self.state_mapping.get(id(variable))
+        if value is None:
             record = vars(variable).get(TorchRecord.attribute)
-            found = record and record.tensor
-        if isinstance(found, DTensor):
-            return found.to_local() if self.is_local else found
+            value = record and record.tensor
+        if isinstance(value, DTensor):
+            return value.to_local() if self.is_local else value
         if self.below is None:
             return value_of(variable)
         return super().get_current_value(variable)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         variable, value = update
-        own = self.tensor(variable)
-        if own is None:
+        tensor = self.tensor(variable)
+        if tensor is None:
             if isinstance(value, DTensor):
                 value = value.full_tensor()
             super().add_update((variable, value))
             return
-        if isinstance(value, DTensor) and value.placements != own.placements:
+        if isinstance(value, DTensor) and value.placements != tensor.placements:
             # By way of the whole value: PyTorch's own way from one axis to
             # another needs a default process group.
-            whole = [Replicate() for _ in own.placements]
+            whole = [Replicate() for _ in tensor.placements]
             value = value.redistribute(placements=whole)
-            value = value.redistribute(placements=own.placements)
+            value = value.redistribute(placements=tensor.placements)
         with torch.no_grad():
-            own.copy_(value)
+            tensor.copy_(value)
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """Returns this worker's part of a `DTensor`, and others as they are."""
     is_sharded = isinstance(tensor, DTensor)
-    own: torch.Tensor = tensor.to_local() if is_sharded else tensor
-    return own
+    local: torch.Tensor = tensor.to_local() if is_sharded else tensor
+    return local
 
 
 def shards_scope() -> ShardsScope | None:
@@ -104,12 +104,12 @@ def shards_scope() -> ShardsScope | None:
 
 
 def as_shards(
-    own: torch.Tensor, division: Division, mesh: DeviceMesh
+    local: torch.Tensor, division: Division, mesh: DeviceMesh
 ) -> DTensor:
     """Returns the `DTensor` of which this worker has its own part."""
     shape = torch.Size(division.shape)
     return DTensor.from_local(
-        own,
+        local,
         mesh,
         [Shard(division.axis)],
         run_check=False,
@@ -120,8 +120,8 @@ def as_shards(
 
 def tensor_in_use(variable: keras.Variable) -> torch.Tensor:
     """Returns the tensor of a variable that has its gradient."""
-    found = TorchRecord.of(variable).tensor
-    return tensor_of(variable) if found is None else found
+    tensor = TorchRecord.of(variable).tensor
+    return tensor_of(variable) if tensor is None else tensor
 
 
 def is_sharded(variable: keras.Variable) -> bool:
@@ -200,16 +200,16 @@ class DTensorStorage(ShardedStorage):
         """Returns a `DTensor` with this worker's part of a whole value."""
         division = division_of(self.variable, self._workers)
         # A copy, because a part that is a view would keep the whole alive.
-        own = division.part(whole).clone(memory_format=torch.contiguous_format)
+        part = division.part(whole).clone(memory_format=torch.contiguous_format)
         is_trainable = self.variable.trainable
-        parts = as_shards(own, division, self._mesh)
+        parts = as_shards(part, division, self._mesh)
         return torch.nn.Parameter(parts, is_trainable)
 
     def _gathered(self, kept: DTensor) -> torch.Tensor:
         """Puts the whole value together; all workers call it."""
         division = division_of(self.variable, self._workers)
-        (own,) = division.rows(kept.detach().to_local(), 1)
-        rows = self._workers.gather_flat(own.contiguous())
+        (row,) = division.rows(kept.detach().to_local(), 1)
+        rows = self._workers.gather_flat(row.contiguous())
         whole: torch.Tensor = division.whole(rows).contiguous()
         return whole
 
@@ -217,13 +217,13 @@ class DTensorStorage(ShardedStorage):
         return self.whole()
 
     def whole(self) -> torch.Tensor:
-        kept, held = self._record.tensor, self._record.held
+        kept, host_copy = self._record.tensor, self._record.host_copy
         assert kept is not None
         # A symbolic call looks at the shape only.
         if device_scope() == "meta":
             return kept
-        if held is not None:
-            return held
+        if host_copy is not None:
+            return host_copy
         if _is_in_another_dtype(self.variable, kept):
             kept = self._record.parts
         if not isinstance(kept, DTensor):
@@ -238,11 +238,11 @@ class DTensorStorage(ShardedStorage):
         return self._gathered(kept)
 
     def set_whole(self, value: torch.Tensor) -> None:
-        kept, held = self._record.tensor, self._record.held
+        kept, host_copy = self._record.tensor, self._record.host_copy
         assert kept is not None
         with torch.no_grad():
-            if held is not None:
-                held.copy_(value)
+            if host_copy is not None:
+                host_copy.copy_(value)
             elif not isinstance(kept, DTensor):
                 raise _assigned_in_call(self.variable)
             elif isinstance(value, DTensor):
@@ -253,11 +253,11 @@ class DTensorStorage(ShardedStorage):
 
     def take_chiefs(self) -> None:
         """Sets the value that the chief holds; all workers call it."""
-        own, held = self._record.parts, self.release()
-        if held is None:  # on another worker
+        parts, whole = self._record.parts, self.release()
+        if whole is None:  # on another worker
             shape = tuple(self.variable.shape)
-            held = torch.empty(shape, dtype=own.dtype, device=own.device)
-        self._set_chiefs(held.to(own.device))
+            whole = torch.empty(shape, dtype=parts.dtype, device=parts.device)
+        self._set_chiefs(whole.to(parts.device))
 
     def _set_chiefs(self, value: torch.Tensor) -> None:
         """Keeps this worker's part of the chief's value."""
@@ -271,12 +271,12 @@ class DTensorStorage(ShardedStorage):
         in the memory of its host."""
         whole = self._gathered(self._record.parts)
         if is_held:
-            self._record.held = whole.cpu()
+            self._record.host_copy = whole.cpu()
 
     def release(self) -> torch.Tensor | None:
         """Drops the value that this worker holds, and returns it."""
-        held, self._record.held = self._record.held, None
-        return held
+        host_copy, self._record.host_copy = self._record.host_copy, None
+        return host_copy
 
     def set_trainable(self, value: bool) -> None:
         if self._record.tensor is not None:

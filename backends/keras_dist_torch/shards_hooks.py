@@ -62,9 +62,9 @@ def _hook_update(
     ):
         original(self, grads, trainable_variables, learning_rate)
         return
-    own = [*map(local_shard, grads)]
+    local_grads = [*map(local_shard, grads)]
     with replaced(scope, is_local=True):
-        original(self, own, trainable_variables, learning_rate)
+        original(self, local_grads, trainable_variables, learning_rate)
 
 
 def _are_alike(
@@ -74,7 +74,7 @@ def _are_alike(
 ) -> bool:
     """Returns whether each gradient is in parts as its variable is, if so."""
     placements = [
-        [getattr(each, "placements", None) for each in side]
+        [getattr(tensor, "placements", None) for tensor in side]
         for side in (grads, map(scope.tensor, variables))
     ]
     return bool(placements[0] == placements[1])
@@ -89,8 +89,10 @@ def _hook_clip(
     limit = self.clipnorm or self.global_clipnorm
     if scope is None or not (limit and limit > 0):
         return original(self, grads)
-    own = [_widened(local_shard(each)).square().sum() for each in grads]
-    squares = _totals(scope, grads, own)
+    local_squares = [
+        _widened(local_shard(gradient)).square().sum() for gradient in grads
+    ]
+    squares = _totals(scope, grads, local_squares)
     if self.clipnorm:
         norms = squares.sqrt().clamp(min=limit)
         scales: Any = (limit / norms).unbind()
@@ -100,8 +102,8 @@ def _hook_clip(
         scale = limit / norm.clamp(min=limit) + (norm - norm)
         scales = [scale] * len(grads)
     return [
-        each * scale.to(each.dtype)
-        for each, scale in zip(grads, scales, strict=True)
+        gradient * scale.to(gradient.dtype)
+        for gradient, scale in zip(grads, scales, strict=True)
     ]
 
 
@@ -111,10 +113,12 @@ def _hook_finite(
 ) -> Any:
     """Looks for infinity and NaN with one sum over workers."""
     scope = shards_scope()
-    given = [each for each in grads if each is not None]
+    given = [gradient for gradient in grads if gradient is not None]
     if scope is None or not given:
         return original(self, grads)
-    wrong = [(~local_shard(each).isfinite()).sum().float() for each in given]
+    wrong = [
+        (~local_shard(gradient).isfinite()).sum().float() for gradient in given
+    ]
     return _totals(scope, given, wrong).sum() == 0
 
 
@@ -123,11 +127,13 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _totals(
-    scope: ShardsScope, tensors: Sequence[Any], own: Sequence[torch.Tensor]
+    scope: ShardsScope,
+    tensors: Sequence[Any],
+    local_numbers: Sequence[torch.Tensor],
 ) -> torch.Tensor:
     """Sums a number of each tensor over workers, of those that are in parts."""
-    numbers = torch.stack([*own])
-    are_parts = [isinstance(each, DTensor) for each in tensors]
+    numbers = torch.stack([*local_numbers])
+    are_parts = [isinstance(tensor, DTensor) for tensor in tensors]
     assert scope.workers is not None
     (total,) = scope.workers.sum([numbers], what="norms of gradients")
     return torch.where(

@@ -61,8 +61,8 @@ def _executor_of(optimizer: Any, variables: Any) -> "SlotsExecutor | None":
         return None
     for variable in variables or trainable_variables(optimizer):
         strategy = vars(variable).get("distribute_strategy")
-        found = None if strategy is None else strategy.executor
-        return found if isinstance(found, SlotsExecutor) else None
+        executor = None if strategy is None else strategy.executor
+        return executor if isinstance(executor, SlotsExecutor) else None
     return None
 
 
@@ -87,8 +87,8 @@ class SlotsExecutor(ShardedExecutor):
         numbers: Sequence[Any] = (),
     ) -> list[Any]:
         here = self.arrived(replica, gradients)
-        own = weighted_sum(here, weights, self._primary)
-        return self._scattered(own, variables, numbers)
+        local_sums = weighted_sum(here, weights, self._primary)
+        return self._scattered(local_sums, variables, numbers)
 
     @contextlib.contextmanager
     def updating(self, optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
@@ -122,16 +122,20 @@ class SlotsExecutor(ShardedExecutor):
         for pair in pairs:
             _check_gradient(optimizer, *pair)
         self._check_alike(optimizer, [g for g, _ in pairs if g is not None])
-        own = [
-            as_shards(each.part(g), each, self._mesh)
-            if g is not None and each.is_cut
+        local_gradients = [
+            as_shards(division.part(g), division, self._mesh)
+            if g is not None and division.is_cut
             else g
-            for g, each in zip(
+            for g, division in zip(
                 gradients, self._divisions(trained), strict=False
             )
         ]
         with self.updating(optimizer):
-            original(optimizer, own + gradients[len(own) :], variables)
+            original(
+                optimizer,
+                local_gradients + gradients[len(local_gradients) :],
+                variables,
+            )
 
     def _check_alike(
         self, optimizer: keras.Optimizer, gradients: Sequence[torch.Tensor]
@@ -143,30 +147,34 @@ class SlotsExecutor(ShardedExecutor):
             return
         what = f"gradients for optimizer '{optimizer.name}'"
         everyone = self.workers.gather([torch.stack(sums)], what=what)
-        found = [own.numpy(force=True) for (own,) in everyone]
-        if all(np.array_equal(found[0], x, equal_nan=True) for x in found):
+        gathered = [total.numpy(force=True) for (total,) in everyone]
+        if all(
+            np.array_equal(gathered[0], x, equal_nan=True) for x in gathered
+        ):
             return
         raise ReplicaDivergenceError(
             f"Workers gave optimizer '{optimizer.name}' different gradients, "
             "outside of `fit` and `strategy.run`, which would sum them. "
-            f"Received: gradients with the sums {[x.tolist() for x in found]}. "
-            "Expected: the same gradients on each worker, or an update in a "
-            "function that `strategy.run` calls."
+            "Received: gradients with the sums "
+            f"{[x.tolist() for x in gathered]}. Expected: the same gradients "
+            "on each worker, or an update in a function that `strategy.run` "
+            "calls."
         )
 
     def _divisions(self, variables: Sequence[keras.Variable]) -> list[Any]:
         """Returns the `Division` of each variable, or `Whole`."""
         return [
-            TorchRecord.of(each).division or division_of(each, self.workers)
-            for each in variables
+            TorchRecord.of(variable).division
+            or division_of(variable, self.workers)
+            for variable in variables
         ]
 
     def _view(self, variable: keras.Variable, division: Division) -> DTensor:
         """Returns a `DTensor` that shares a variable's memory."""
         record, whole = TorchRecord.of(variable), tensor_of(variable)
         if record.parts is None or record.address != whole.data_ptr():
-            own = division.part(whole)
-            record.parts = as_shards(own, division, self._mesh)
+            part = division.part(whole)
+            record.parts = as_shards(part, division, self._mesh)
             record.address = whole.data_ptr()
         return record.parts
 
@@ -178,7 +186,7 @@ class SlotsExecutor(ShardedExecutor):
     ) -> list[Any]:
         """Sums gradients over workers: of each, this worker's part, or all of a
         small one; `None` where no worker has one. Then numbers."""
-        found: list[Any] = [None] * len(variables)
+        parts: list[Any] = [None] * len(variables)
         totals: list[torch.Tensor] = []
         divisions = self._divisions(variables)
         for indices in packs([variable.dtype for variable in variables]):
@@ -187,16 +195,18 @@ class SlotsExecutor(ShardedExecutor):
             # Numbers travel with the first, which are float32.
             row = self.workers.scatter_sum(self._rows(like, sent, numbers))
             sizes = [division.size for _, division in sent]
-            flags, told, sums = row.split([len(sent), len(numbers), sum(sizes)])
-            totals, numbers = totals + [*told.unbind()], ()
-            for i, is_there, own in zip(
+            flags, number_totals, sums = row.split(
+                [len(sent), len(numbers), sum(sizes)]
+            )
+            totals, numbers = totals + [*number_totals.unbind()], ()
+            for i, is_there, piece in zip(
                 indices, flags.tolist(), sums.split(sizes), strict=True
             ):
                 if is_there:
-                    found[i] = divisions[i].from_row(own)
+                    parts[i] = divisions[i].from_row(piece)
                 if is_there and divisions[i].is_cut:
-                    found[i] = as_shards(found[i], divisions[i], self._mesh)
-        return found + totals
+                    parts[i] = as_shards(parts[i], divisions[i], self._mesh)
+        return parts + totals
 
     def _rows(
         self,
@@ -209,7 +219,7 @@ class SlotsExecutor(ShardedExecutor):
         count = self._mesh.size()
         flags = numbers_on(like.device, [float(g is not None) for g, _ in sent])
         shared = [flags.to(like.dtype), *scalars_on(like.device, numbers)]
-        columns = [each.expand(count, -1) for each in shared]
+        columns = [tensor.expand(count, -1) for tensor in shared]
         for gradient, division in sent:
             columns.append(
                 like.new_zeros(1).expand(count, division.size)
@@ -224,8 +234,11 @@ class SlotsExecutor(ShardedExecutor):
         """Sets variables to the parts that all workers have updated."""
         for indices in packs([variable.dtype for variable, _ in cut]):
             chosen = [(tensor_of(cut[i][0]), cut[i][1]) for i in indices]
-            own = [each.rows(each.part(whole), 1)[0] for whole, each in chosen]
-            rows = self.workers.gather_flat(torch.cat(own))
+            local_rows = [
+                division.rows(division.part(whole), 1)[0]
+                for whole, division in chosen
+            ]
+            rows = self.workers.gather_flat(torch.cat(local_rows))
             parts = rows.view(self._mesh.size(), -1).split(
                 [division.size for _, division in chosen], dim=1
             )

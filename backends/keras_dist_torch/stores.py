@@ -48,7 +48,7 @@ def _connected() -> Iterator[None]:
 
 
 def open_store(
-    cluster: Cluster, timeout: float, own: str
+    cluster: Cluster, timeout: float, word: str
 ) -> tuple[Any, list[str]]:
     """Opens the store; returns it and each worker's word, once written."""
     with contextlib.ExitStack() as stack:
@@ -60,7 +60,7 @@ def open_store(
         answer_roll(cluster, timeout, listener)
         store = connect(cluster, timeout, listener)
     keys = [f"keras_dist/joined/{i}" for i in range(cluster.num_workers)]
-    store.set(keys[cluster.index], own)
+    store.set(keys[cluster.index], word)
     try:
         store.wait(keys, datetime.timedelta(seconds=timeout))
     except RuntimeError as error:

@@ -75,15 +75,15 @@ class ExpectedSums:
         flat[-1] = 1
         self._start(flat)()
 
-    def agree(self, own: Sum, compare: Callable[[], None]) -> None:
+    def agree(self, this_sum: Sum, compare: Callable[[], None]) -> None:
         """Has all workers expect a sum, and compares it if they don't."""
         before, count = self._before, self._count
-        if self.expected != own:
+        if self.expected != this_sum:
             compare()
             self._limit()
             self._ends.discard((before, count))
-            self._known[before] = own
-            self._known.setdefault(own.call.key, own)
+            self._known[before] = this_sum
+            self._known.setdefault(this_sum.call.key, this_sum)
         self._count = count + 1
 
     def follow(self, call: str) -> None:

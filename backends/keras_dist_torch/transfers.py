@@ -46,8 +46,8 @@ class Pack:
         self.kinds = [(v.trainable, v.synchronization) for v in variables]
         self._addresses = []
         views = self._arrangement.views(self._flat)
-        each = zip(variables, parameters, views, strict=True)
-        for index, (variable, parameter, view) in enumerate(each):
+        triples = zip(variables, parameters, views, strict=True)
+        for index, (variable, parameter, view) in enumerate(triples):
             # The Parameter stays the same object: torch modules know it.
             parameter.data = view.copy_(parameter.data)
             TorchRecord.of(variable).pack = self, index
@@ -67,8 +67,8 @@ class Pack:
 
     def versions(self) -> list[int | None]:
         """Returns the variables' version counters, `None` for deleted ones."""
-        found = [reference() for reference in self._variables]
-        return [None if v is None else tensor_of(v)._version for v in found]
+        variables = [reference() for reference in self._variables]
+        return [None if v is None else tensor_of(v)._version for v in variables]
 
     def send(self, device: torch.device) -> list[torch.Tensor]:
         arrived = self._arrangement.send(self._flat, device)
@@ -122,8 +122,8 @@ class Transfers:
             now, kinds = pack.versions(), pack.kinds
             changed = [
                 i
-                for i, own in enumerate(now)
-                if own != before[i] and kinds[i] == kinds[index]
+                for i, version in enumerate(now)
+                if version != before[i] and kinds[i] == kinds[index]
             ]
             copies = pack.send_some(changed, device)
             for i, copy in zip(changed, copies, strict=True):
@@ -142,16 +142,20 @@ class Transfers:
     ) -> list[list[torch.Tensor | None]]:
         """Copies each replica's gradients to the variables' device."""
         arrived = [
-            list(own) if device is None else self._brought(own, device)
-            for own, device in zip(gradients, self._away, strict=True)
+            list(replica_gradients)
+            if device is None
+            else self._brought(replica_gradients, device)
+            for replica_gradients, device in zip(
+                gradients, self._away, strict=True
+            )
         ]
         self.wait()
         return arrived
 
     def _brought(
-        self, own: Sequence[torch.Tensor | None], device: torch.device
+        self, gradients: Sequence[torch.Tensor | None], device: torch.device
     ) -> list[torch.Tensor | None]:
-        present = [gradient for gradient in own if gradient is not None]
+        present = [gradient for gradient in gradients if gradient is not None]
         sizes = [gradient.nbytes for gradient in present]
         views = in_packs(
             lambda piece: sent_together(piece, self._primary),
@@ -160,7 +164,7 @@ class Transfers:
         )
         _note(device, self._pending)
         arrived = iter(views)
-        return [None if g is None else next(arrived) for g in own]
+        return [None if g is None else next(arrived) for g in gradients]
 
     def close(self, may_pack: bool) -> None:
         """Ends the round, and with `may_pack` packs variables read together."""

@@ -49,7 +49,7 @@ class ShardedParameters(torch.nn.Module):
 
     def __init__(self, variables: list[keras.Variable]) -> None:
         super().__init__()
-        named = {f"v{i}": each for i, each in enumerate(variables)}
+        named = {f"v{i}": variable for i, variable in enumerate(variables)}
         self.__dict__["variables_by_name"] = named
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -94,7 +94,7 @@ def shard_layers(
         set_parameters(layer, ShardedParameters(_in_parts(layer)))
         for inner in hidden_models(layer):
             set_parameters(inner, ShardedParameters([]))
-    for unit, dtypes in _Units(layers).found:
+    for unit, dtypes in _Units(layers).units:
         _shard(unit, dtypes, mesh, sum_of_rows)
     if state_of(model) is None:
         _shard(model, _NO_DTYPES, mesh, sum_of_rows)
@@ -103,7 +103,7 @@ def shard_layers(
 
 def new_layers(model: keras.Model) -> list[keras.Layer]:
     """Returns the built layers of a model that FSDP does not know yet."""
-    return [each for each in model._flatten_layers() if _is_new(each)]
+    return [layer for layer in model._flatten_layers() if _is_new(layer)]
 
 
 def is_live(layer: keras.Layer) -> bool:
@@ -133,7 +133,7 @@ class _Units:
 
     def __init__(self, layers: list[keras.Layer]) -> None:
         # Units, and the dtypes of their variables.
-        self.found: list[tuple[keras.Layer, Dtypes]] = []
+        self.units: list[tuple[keras.Layer, Dtypes]] = []
         self._left = {id(layer) for layer in layers}
         for layer in layers:
             self._add(layer, self._visit(layer))
@@ -170,8 +170,8 @@ class _Units:
         if unit in layers:
             most = _dtypes(unit)
         of_each = [(layer, _dtypes(layer)) for layer in layers]
-        self.found += [pair for pair in of_each if pair[1] != most]
-        self.found.append((unit, most))
+        self.units += [pair for pair in of_each if pair[1] != most]
+        self.units.append((unit, most))
 
 
 def _num_bytes(layer: keras.Layer) -> int:
@@ -221,10 +221,10 @@ def _own_results(module: object, inputs: object, outputs: object) -> Any:
     A change of a view in place would drop FSDP's hook on its gradient.
     """
 
-    def own(leaf: Any) -> Any:
+    def copied(leaf: Any) -> Any:
         is_view = isinstance(leaf, torch.Tensor) and leaf._base is not None
         if not (is_view and leaf.requires_grad):
             return leaf
         return keras.ops.copy(leaf)
 
-    return keras.tree.map_structure(own, outputs)
+    return keras.tree.map_structure(copied, outputs)

@@ -65,8 +65,12 @@ class TorchWorkers(Workers):
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
         self._has_lost = self._is_aborted = False
-        own = ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
-        self.store, words = open_store(cluster, self._timeout, " ".join(own))
+        local_words = (
+            ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
+        )
+        self.store, words = open_store(
+            cluster, self._timeout, " ".join(local_words)
+        )
         self._is_nccl = may_use_nccl([word.split() for word in words], options)
         with self.named():
             self.group = self._group("group", self._is_nccl)
@@ -97,8 +101,8 @@ class TorchWorkers(Workers):
             settings = kind._Options()
             # By default gloo listens at the address that the host name
             # resolves to, which may not be the worker's.
-            own = cluster.addresses[cluster.index]
-            host = own_host(own, cluster.leader)
+            address = cluster.addresses[cluster.index]
+            host = own_host(address, cluster.leader)
             settings._devices = [kind.create_device(hostname=host)]
         settings._timeout = datetime.timedelta(seconds=self._timeout)
         return kind(store, cluster.index, cluster.num_workers, settings)
@@ -154,9 +158,9 @@ class TorchWorkers(Workers):
         with self.named():
             self._check()
 
-    def swap(self, own: np.ndarray) -> np.ndarray:
+    def swap(self, data: np.ndarray) -> np.ndarray:
         # A copy, because a frozen array would be a warning.
-        sent = torch.from_numpy(own.copy())
+        sent = torch.from_numpy(data.copy())
         arrived = torch.empty(
             (self.cluster.num_workers, sent.numel()), dtype=torch.uint8
         )
@@ -171,9 +175,9 @@ class TorchWorkers(Workers):
         self, call: Call, head: bytes, body: Body = NO_BODY
     ) -> tuple[list[bytes], list[bytes] | None]:
         self.sums.give_up()
-        found = super().exchange(call, head, body)
+        result = super().exchange(call, head, body)
         self.sums.follow(call.key)
-        return found
+        return result
 
     def forget_calls(self) -> None:
         super().forget_calls()
@@ -198,7 +202,9 @@ class TorchWorkers(Workers):
         """Moves tensors of the host to the primary GPU for NCCL."""
         if not self._is_nccl:
             return list(tensors)
-        return [each.cuda() if each.is_cpu else each for each in tensors]
+        return [
+            tensor.cuda() if tensor.is_cpu else tensor for tensor in tensors
+        ]
 
     def sum(self, tensors: Sequence[Any], *, what: str = "a sum") -> list[Any]:
         if self.is_small(sum(tensor.nbytes for tensor in tensors)):
@@ -206,35 +212,37 @@ class TorchWorkers(Workers):
         layout = ", ".join(str(Like.of(tensor)) for tensor in tensors)
         tensors = self._sendable(tensors)
         groups = packs([tensor.dtype for tensor in tensors])
-        flats = [_flat([tensors[index] for index in own]) for own in groups]
+        flats = [
+            _flat([tensors[index] for index in indices]) for indices in groups
+        ]
         call = self.call(what, layout)
         self.sum_expected(Sum(call, "", (), part_of(flats[0])), flats[0])
         for flat in flats[1:]:
             self.start_sum(flat)()
         summed = iter(flats)
-        return in_packs(lambda own: _like(next(summed), own), groups, tensors)
+        return in_packs(lambda pack: _like(next(summed), pack), groups, tensors)
 
-    def sum_expected(self, own: Sum, last: torch.Tensor) -> None:
+    def sum_expected(self, this_sum: Sum, last: torch.Tensor) -> None:
         """Sums a flat tensor in place, whose last element is for the flag."""
-        self.agree(own)
+        self.agree(this_sum)
         self.start_sum(last)()
-        self.end_sum(own, float(last[-1]))
+        self.end_sum(this_sum, float(last[-1]))
 
-    def agree(self, own: Sum) -> None:
+    def agree(self, this_sum: Sum) -> None:
         """Has all workers begin a sum; they compare it, if they have to."""
 
         def compare() -> None:
-            self.exchange(own.call, b"")
+            self.exchange(this_sum.call, b"")
 
-        self.sums.agree(own, compare)
+        self.sums.agree(this_sum, compare)
         if not self.in_step:  # which is recorded
-            self.recorder.note(own.call)
+            self.recorder.note(this_sum.call)
 
-    def end_sum(self, own: Sum, flag: float) -> None:
+    def end_sum(self, this_sum: Sum, flag: float) -> None:
         """Ends a sum, whose flag tells that a worker is at something else."""
         if flag:
-            self.exchange(own.call, b"")
-        self.sums.follow(own.call.key)
+            self.exchange(this_sum.call, b"")
+        self.sums.follow(this_sum.call.key)
 
     def start_sum(self, flat: torch.Tensor) -> Callable[[], None]:
         """Starts to sum a flat tensor in place; returns the wait for it."""
@@ -255,10 +263,10 @@ class TorchWorkers(Workers):
             return arrived.to(rows.dtype).sum(dim=0)
         if not self._is_nccl:
             return self._sum_of_rows(rows)
-        own = torch.empty_like(rows[0])
+        row = torch.empty_like(rows[0])
         with self.named():
-            self._wait(self.group._reduce_scatter_base(own, rows))
-        return own
+            self._wait(self.group._reduce_scatter_base(row, rows))
+        return row
 
     @property
     def scatter_of_fsdp(self) -> Callable[[Any], Any] | None:
@@ -299,11 +307,11 @@ class TorchWorkers(Workers):
             )
         return arrived
 
-    def gather_flat(self, own: torch.Tensor) -> torch.Tensor:
+    def gather_flat(self, flat: torch.Tensor) -> torch.Tensor:
         """Concatenates the workers' flat tensors, which have equal lengths."""
-        arrived = own.new_empty(self.cluster.num_workers * own.numel())
+        arrived = flat.new_empty(self.cluster.num_workers * flat.numel())
         with self.named():
-            self._wait(self.group._allgather_base(arrived, own))
+            self._wait(self.group._allgather_base(arrived, flat))
         return arrived
 
     def gather_alike(self, tensors: Sequence[Any]) -> list[list[Any]]:
@@ -314,7 +322,7 @@ class TorchWorkers(Workers):
         if packed.numel():
             with self.named():
                 self._wait(self.group.allgather([outputs], [packed]))
-        return [tensors_of(each, tensors) for each in outputs]
+        return [tensors_of(output, tensors) for output in outputs]
 
     def broadcast_alike(self, tensors: Sequence[Any]) -> list[Any]:
         packed = bytes_of(self._sendable(tensors))
@@ -410,7 +418,7 @@ def may_use_nccl(
     """Returns whether all workers use NCCL, from each one's means and GPUs."""
     if {means for means, *_ in words} != {"nccl"}:
         return False
-    names = [name for _, *own in words for name in own]
+    names = [name for _, *gpus in words for name in gpus]
     shared = sorted({name for name in names if names.count(name) > 1})
     if shared and options.implementation is CommunicationImplementation.NCCL:
         raise ClusterError(

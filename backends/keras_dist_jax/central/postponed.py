@@ -113,8 +113,8 @@ class Update:
         new = jax.core.eval_jaxpr(
             opened(self.program), values[count:], *values[:count]
         )
-        found = [new[self.results[position]] for position in positions]
-        return [jax.lax.convert_element_type(v, v.dtype) for v in found]
+        selected = [new[self.results[position]] for position in positions]
+        return [jax.lax.convert_element_type(v, v.dtype) for v in selected]
 
     def _taken(self) -> list[Any]:
         jaxpr = opened(self.program)
@@ -126,7 +126,7 @@ class Postponed(Updates):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[Update] = []
+        self.updates: list[Update] = []
         # By optimizer and kinds of values: an update that was traced.
         self._known: dict[Any, tuple[Any, Any, Any]] = {}
 
@@ -172,7 +172,7 @@ class Postponed(Updates):
         """Traces an update; returns placeholders, and `fn`'s second result."""
         leaves, structure = jax.tree.flatten(args)
         types = [jax.typeof(leaf) for leaf in leaves]
-        kinds = tuple((each.str_short(), each.weak_type) for each in types)
+        kinds = tuple((aval.str_short(), aval.weak_type) for aval in types)
         key = key, structure, kinds
         if key in self._known:
             program, result, noted = self._known[key]
@@ -190,5 +190,5 @@ class Postponed(Updates):
             # another one.
             if not any(isinstance(c, jax.core.Tracer) for c in program.consts):
                 self._known[key] = program, result, noted
-        self.found.append(Update(program, [*leaves, *program.consts]))
-        return result.unflatten(self.found[-1].new_values()), noted
+        self.updates.append(Update(program, [*leaves, *program.consts]))
+        return result.unflatten(self.updates[-1].new_values()), noted

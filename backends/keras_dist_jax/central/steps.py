@@ -134,9 +134,9 @@ class StepParts:
         self._updates = updates
         places = [(g, i) for g, v in enumerate(values) for i in range(len(v))]
         self._places = places
-        self._results = [[places[p] for p in each.new] for each in updates]
+        self._results = [[places[p] for p in update.new] for update in updates]
         # Values that an update leaves on another device go back to their own.
-        is_moved = any(each.is_elsewhere for each in updates)
+        is_moved = any(update.is_elsewhere for update in updates)
         self._owners = owners if is_moved else None
         self._targets = [owners[p] for p in first.new]
         for update in updates:
@@ -252,12 +252,12 @@ class CentralStep(FitStep):
     ) -> StepParts:
         if self._token is not self._running.token:
             self._token = self._running.token
-            self._kinds = tuple(tuple(map(_kind_of, each)) for each in values)
+            self._kinds = tuple(tuple(map(_kind_of, group)) for group in values)
         leaves, structure = jax.tree.flatten(data)
         kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         key = self._kinds, sharding, rows, structure, kinds
         if key not in self._programs:
-            shapes = [list(map(_shape_of, each)) for each in values]
+            shapes = [list(map(_shape_of, group)) for group in values]
             self._programs[key] = self._compiled(shapes, sharding, data, rows)
         return self._programs[key]
 
@@ -327,18 +327,18 @@ class CentralStep(FitStep):
         postponed = self._postponed
         optimizers = internals.optimizers_of(self._running.model)
         if not self._is_whole:
-            postponed.found = []
+            postponed.updates = []
             try:
                 with postponed.replacing(optimizers):
-                    return *self._traced(values, data, rows), postponed.found
+                    return *self._traced(values, data, rows), postponed.updates
             except Exception:
                 # What came of a placeholder may be any error.
-                if not postponed.found:
+                if not postponed.updates:
                     raise
-        postponed.found = []
-        found = self._traced(values, data, rows)
+        postponed.updates = []
+        traced = self._traced(values, data, rows)
         self._is_whole = True
-        return *found, []
+        return *traced, []
 
     def _traced(self, values: Any, data: Any, rows: int | None) -> Any:
         mesh = self._running.layout
@@ -356,7 +356,7 @@ class CentralStep(FitStep):
                     value.update.results[position] = value.index
                 elif value is not before:
                     changed[position] = like(value, before)
-            for update in self._postponed.found:
+            for update in self._postponed.updates:
                 update.find(flat, crossing)
             return outputs, changed, crossing
 

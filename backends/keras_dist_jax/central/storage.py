@@ -145,15 +145,17 @@ class Merge:
     def values(self, results: Sequence[Any]) -> Values:
         """Returns the groups, with the updates' results in their places."""
         if not self.is_merged:
-            for places, each in zip(self.places, results, strict=True):
-                for (group, index), value in zip(places, each[1], strict=True):
+            for places, result in zip(self.places, results, strict=True):
+                for (group, index), value in zip(
+                    places, result[1], strict=True
+                ):
                     self.groups[group][index] = value
             if self.targets is not None:
                 _rehouse(self.groups, self.targets)
             self.is_merged = True
             # Values that were moved would stay alive where they were made.
-            for each in results:
-                each[1].clear()
+            for result in results:
+                result[1].clear()
         return self.groups
 
 

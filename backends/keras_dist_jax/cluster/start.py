@@ -135,8 +135,8 @@ def join(cluster: Cluster, options: CommunicationOptions) -> Watch:
     _check(options)
     address = cluster.coordinator or cluster.leader
     coordinator = numeric(address)
-    own = cluster.addresses[cluster.index]
-    host = own_host(own, cluster.leader)
+    local_address = cluster.addresses[cluster.index]
+    host = own_host(local_address, cluster.leader)
     if cluster.coordinator is None and cluster.is_chief:
         _start_coordinator(coordinator, cluster)
     leaving = Leaving(coordinator)

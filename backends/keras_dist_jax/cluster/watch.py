@@ -47,8 +47,8 @@ class CoordinatorBoard(Blackboard):
     def read(self, keys: Sequence[str]) -> list[str]:
         folder = keys[0].rpartition("/")[0]
         with _connected():
-            found = dict(self._client.key_value_dir_get(f"{folder}/"))
-        return [found.get(key, "") for key in keys]
+            texts = dict(self._client.key_value_dir_get(f"{folder}/"))
+        return [texts.get(key, "") for key in keys]
 
 
 @contextlib.contextmanager
@@ -119,7 +119,7 @@ class Watch(SignsOfLife):
             if self.apart is not None:
                 return self.apart
             lost = self._lost(_SILENCE, ended=True)
-            if lost and not all(each.follows for each in lost.values()):
+            if lost and not all(reason.follows for reason in lost.values()):
                 self.has_raised = True
                 return self._error(lost)
             time.sleep(INTERVAL / 5)
@@ -187,7 +187,7 @@ class Watch(SignsOfLife):
                 self._states[index] = state, self._looked
 
     def _watch(self) -> None:
-        found: float | None = None
+        error_since: float | None = None
         while not self._over.wait(INTERVAL):
             now = self._now()
             if self._end is not None:
@@ -200,10 +200,10 @@ class Watch(SignsOfLife):
             error, status, grace = self._known_error(lost)
             waits_since = self._stuck_since()
             if error is None or waits_since is None or self.has_raised:
-                found = None
+                error_since = None
                 continue
-            found = now if found is None else found
-            if now - max(found, waits_since) > grace:
+            error_since = now if error_since is None else error_since
+            if now - max(error_since, waits_since) > grace:
                 self.fail(error, status)
                 print(
                     f"{type(error).__module__}.{type(error).__name__}: {error}",
@@ -266,42 +266,42 @@ class Watch(SignsOfLife):
             return {None: _Reason("ended")}
         if unheard > max(self._timeout, _SILENCE):
             return {None: _Reason(f"did not answer for {unheard:.0f} seconds")}
-        found: _Lost = {}
+        lost: _Lost = {}
         for index, text in self._texts.items():
             kind, _, rest = text.partition(" ")
             # Measured at the last read of the table.
             silent = self._looked - max(self._seen[index], self._granted)
             if kind == _FAILED:
-                found[index] = _Reason(f"failed with {rest}")
+                lost[index] = _Reason(f"failed with {rest}")
             elif kind == _LOST:
-                found[index] = _Reason(
+                lost[index] = _Reason(
                     "ended because it lost another worker", True
                 )
             elif kind == _LEFT and ended:
-                found[index] = _Reason("has ended already")
+                lost[index] = _Reason("has ended already")
             elif kind == _LIVES and silent > silence and not self._runs(index):
-                found[index] = _Reason(
+                lost[index] = _Reason(
                     f"died, or has not answered for {silent:.0f} seconds"
                 )
-        found = found or self._idle(now)
+        lost = lost or self._idle(now)
         # Workers that ended because another was lost count only if there are no
         # other lost workers.
-        first = {i: each for i, each in found.items() if not each.follows}
-        return first or found
+        first = {i: reason for i, reason in lost.items() if not reason.follows}
+        return first or lost
 
     def _idle(self, now: float) -> "_Lost":
         """Returns live workers that keep this one waiting for too long."""
-        own = self._stuck_since()
-        if own is None:
+        waits_since = self._stuck_since()
+        if waits_since is None:
             return {}
         states = self._states.copy()
         late = {
-            index: now - max(since, own, self._granted)
+            index: now - max(since, waits_since, self._granted)
             for index, (_, since) in states.items()
         }
         idle = [i for i, (state, _) in states.items() if state == _FREE]
         if idle:
-            what, found = (
+            what, indices = (
                 "has not taken part",
                 [i for i in idle if late[i] > self._patience],
             )
@@ -310,10 +310,12 @@ class Watch(SignsOfLife):
             for index, (state, _) in states.items()
         ):
             # In the same call as this worker: else they would be apart.
-            what, found = "waits, as this worker does,", list(states)
+            what, indices = "waits, as this worker does,", list(states)
         else:
             return {}
-        return {i: _Reason(f"{what} for {late[i]:.0f} seconds") for i in found}
+        return {
+            i: _Reason(f"{what} for {late[i]:.0f} seconds") for i in indices
+        }
 
     def _error(self, lost: "_Lost") -> WorkerLostError:
         cluster = self._cluster

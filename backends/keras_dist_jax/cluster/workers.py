@@ -56,7 +56,9 @@ class JaxWorkers(Workers):
         self._throttles: dict[int | None, WatchedThrottle] = {}
         self._throttle = self.watched(throttle)
         self._device = jax.local_devices()[0]
-        mesh = Mesh(np.array([own[0] for own in devices_of(cluster)]), (_AXIS,))
+        mesh = Mesh(
+            np.array([devices[0] for devices in devices_of(cluster)]), (_AXIS,)
+        )
         self._cut = NamedSharding(mesh, PartitionSpec(_AXIS))
 
         whole = PartitionSpec()
@@ -74,10 +76,12 @@ class JaxWorkers(Workers):
             return jax.jit(mapped, out_shardings=NamedSharding(mesh, gives))
 
         self._summed = over_workers(
-            lambda buffers: [lax.psum(own[0], _AXIS) for own in buffers]
+            lambda buffers: [lax.psum(buffer[0], _AXIS) for buffer in buffers]
         )
         self._gathered = over_workers(
-            lambda buffers: [lax.all_gather(own[0], _AXIS) for own in buffers]
+            lambda buffers: [
+                lax.all_gather(buffer[0], _AXIS) for buffer in buffers
+            ]
         )
         # Frames travel by a collective that no program of a model begins with:
         # one that meets another would end the process.
@@ -85,21 +89,24 @@ class JaxWorkers(Workers):
         self._swapped = over_workers(
             lambda buffers: [
                 lax.all_to_all(
-                    jnp.broadcast_to(own, (count, own.shape[1])), _AXIS, 0, 0
+                    jnp.broadcast_to(buffer, (count, buffer.shape[1])),
+                    _AXIS,
+                    0,
+                    0,
                 )
-                for own in buffers
+                for buffer in buffers
             ],
             PartitionSpec(_AXIS),
         )
 
-    def swap(self, own: np.ndarray) -> np.ndarray:
-        missing = -own.size % 4
-        words = np.pad(own, (0, missing)).view(np.uint32)
-        if own.size == self._frame_size:
-            (found,) = self._met(self._swapped, words)
+    def swap(self, data: np.ndarray) -> np.ndarray:
+        missing = -data.size % 4
+        words = np.pad(data, (0, missing)).view(np.uint32)
+        if data.size == self._frame_size:
+            (gathered,) = self._met(self._swapped, words)
         else:
-            (found,) = self._met(self._gathered, words)
-        rows: np.ndarray = found.view(np.uint8)[:, : own.size]
+            (gathered,) = self._met(self._gathered, words)
+        rows: np.ndarray = gathered.view(np.uint8)[:, : data.size]
         return rows
 
     def on_host(self, tensor: object) -> np.ndarray:
@@ -142,10 +149,10 @@ class JaxWorkers(Workers):
 
     def sizes(self, numbers: Sequence[int]) -> list[list[int]]:
         """Sends sizes, equally many from each worker, to all."""
-        own = np.array(numbers, np.int64)
-        layout = f"{own.size} sizes of arguments"
-        bodies = self.swap_bytes("a function", layout, own.tobytes())
-        return [np.frombuffer(each, np.int64).tolist() for each in bodies]
+        local = np.array(numbers, np.int64)
+        layout = f"{local.size} sizes of arguments"
+        bodies = self.swap_bytes("a function", layout, local.tobytes())
+        return [np.frombuffer(body, np.int64).tolist() for body in bodies]
 
     def explain(self, error: BaseException) -> BaseException:
         if isinstance(error, KerasDistError):
@@ -175,32 +182,32 @@ class JaxWorkers(Workers):
             with self._throttle.lock:
                 self._throttle.drain(self)
                 results = program([*map(self._placed, buffers)])
-                found = [np.asarray(r.addressable_data(0)) for r in results]
+                arrays = [np.asarray(r.addressable_data(0)) for r in results]
         except Exception as error:
             explained = self.explain(error)
             if explained is error:
                 raise
             raise explained from error
         return [
-            each[..., : buffer.size]
-            for each, buffer in zip(found, buffers, strict=True)
+            array[..., : buffer.size]
+            for array, buffer in zip(arrays, buffers, strict=True)
         ]
 
     def _placed(self, buffer: np.ndarray[Any, Any]) -> Any:
         size = max(_SMALLEST, 1 << (buffer.size - 1).bit_length())
-        own = np.zeros((1, size), buffer.dtype)
-        own[0, : buffer.size] = buffer
+        padded = np.zeros((1, size), buffer.dtype)
+        padded[0, : buffer.size] = buffer
         return jax.make_array_from_single_device_arrays(
             (self.cluster.num_workers, size),
             self._cut,
-            [jax.device_put(own, self._device)],
+            [jax.device_put(padded, self._device)],
         )
 
 
 def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
     """Returns each worker's `jax.Device`s, equally many, in the same order."""
     by_worker = devices_by_worker(platform, cluster.num_workers)
-    counts = [len(own) for own in by_worker]
+    counts = [len(devices) for devices in by_worker]
     if len(set(counts)) > 1:
         raise ClusterError(
             "Each worker needs as many devices as the others. Received: "
@@ -209,4 +216,6 @@ def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
             "CUDA_VISIBLE_DEVICES, or set KERAS_DIST_VIRTUAL_DEVICES to one "
             "number on all workers."
         )
-    return [sorted(own, key=lambda device: device.id) for own in by_worker]
+    return [
+        sorted(devices, key=lambda device: device.id) for devices in by_worker
+    ]

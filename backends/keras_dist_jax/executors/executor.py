@@ -168,11 +168,11 @@ class JaxExecutor(Executor):
 
     def mirror(self, value: Any) -> Any:
         # Without a copy, the first device would share the value's buffer.
-        own = self.put(value, self.plan.primary)
-        if isinstance(own, jax.core.Tracer):
-            return own
-        own = copy_of(own)
-        return self._storage_layout.place(own)
+        array = self.put(value, self.plan.primary)
+        if isinstance(array, jax.core.Tracer):
+            return array
+        array = copy_of(array)
+        return self._storage_layout.place(array)
 
     def combine_all(
         self, op: ReduceOp, values: Sequence[Sequence[Any]]
@@ -180,7 +180,9 @@ class JaxExecutor(Executor):
         trace = current_trace()
         if trace is None:
             return super().combine_all(op, values)
-        return [self._combine_traced(op, each, trace) for each in values]
+        return [
+            self._combine_traced(op, components, trace) for components in values
+        ]
 
     def _combine_traced(
         self, op: ReduceOp, values: Sequence[Any], trace: Any

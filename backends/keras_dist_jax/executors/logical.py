@@ -49,12 +49,12 @@ def _axes_for(
 ) -> list[tuple[str, ...]]:
     """Returns the axes of the mesh that divide a tensor's axes."""
     left = dict(logical_axes)
-    found = []
+    axes = []
     for count in parts:
-        own = []
+        names = []
         for name, size in list(left.items()):
             if count % size == 0:
                 count //= left.pop(name)
-                own.append(name)
-        found.append(tuple(own))
-    return found
+                names.append(name)
+        axes.append(tuple(names))
+    return axes

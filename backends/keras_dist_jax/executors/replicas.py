@@ -78,8 +78,8 @@ class JaxReplicas(ReplicaRunner):
         numbers: Sequence[Any] = (),
     ) -> list[Any]:
         totals = [
-            self._sum([g for g in each if g is not None])
-            for each in zip(*gradients, strict=True)
+            self._sum([g for g in terms if g is not None])
+            for terms in zip(*gradients, strict=True)
         ]
         summed = [total for total in totals if total is not None]
         workers = self._workers

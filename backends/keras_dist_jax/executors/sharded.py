@@ -66,10 +66,10 @@ class JaxShardedExecutor(JaxExecutor, KeepsShards):
         return super().creation_scope()
 
     def storage(self, variable: keras.Variable) -> Storage:
-        own = self._sharding.shards_for(variable)
-        if own is None:
+        division = self._sharding.shards_for(variable)
+        if division is None:
             return super().storage(variable)
-        return JaxShardedStorage(variable, self.plan, self.layout, own)
+        return JaxShardedStorage(variable, self.plan, self.layout, division)
 
     def creating_beside(
         self, reference: keras.Variable | None
@@ -150,11 +150,11 @@ class ShardedReplicas(JaxReplicas, UpdatesShards):
             None if rate is None else np.asarray(rate, "float32"),
         )
         narrowed = list(map(layout.to_local, arrays))
-        for variable, own in zip(state, narrowed, strict=True):
+        for variable, array in zip(state, narrowed, strict=True):
             if shards.is_sharded(variable):
-                shards.give_back(variable, own)
+                shards.give_back(variable, array)
             else:
-                internals.set_array(variable, own)
+                internals.set_array(variable, array)
 
     def _made_global(self, array: jax.Array) -> Any:
         if array is None or not array.is_fully_addressable:

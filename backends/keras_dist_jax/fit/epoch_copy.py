@@ -55,9 +55,9 @@ def lost(error: BaseException) -> None:
 
 
 def _tell(model: keras.Model, size: int, free: int) -> None:
-    if model in _told:
+    if model in _warned:
         return
-    _told.add(model)
+    _warned.add(model)
     sys.stderr.write(
         f"keras_dist: `fit` keeps no copy of the state of '{model.name}', "
         f"which takes {size / 1e9:.1f} GB, because {free / 1e9:.1f} GB of host "
@@ -67,13 +67,13 @@ def _tell(model: keras.Model, size: int, free: int) -> None:
 
 
 # The models of which it was said.
-_told: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+_warned: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def free_memory() -> int | None:
     """Returns the bytes that this process may take; `None` if not known."""
-    found = [_left_in_group(), _available()]
-    return min((each for each in found if each is not None), default=None)
+    limits = [_left_in_group(), _available()]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _available() -> int | None:

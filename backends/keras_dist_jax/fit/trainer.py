@@ -53,7 +53,7 @@ def _of_variables(
             outputs = method(data)
         _check_lengths(model, name, _variables(model, name), state)
         _check_assigned(name, scope, groups)
-        return outputs, [[scope.own(v) for v in group] for group in groups]
+        return outputs, [[scope.value_of(v) for v in group] for group in groups]
 
     step.__name__ = name  # profiles show it
     return step
@@ -79,7 +79,7 @@ class _StateScope(keras.StatelessScope):
         super().add_update(update)
         self.assigned[id(update[0])] = update[0]
 
-    def own(self, variable: keras.Variable) -> Any:
+    def value_of(self, variable: keras.Variable) -> Any:
         return self.state_mapping[id(variable)]
 
 

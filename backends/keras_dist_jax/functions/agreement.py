@@ -38,8 +38,10 @@ def means_of(
 
 def averaged(values: list[Any], differ: Sequence[bool]) -> list[Any]:
     """Replaces the values that may differ by their means over all replicas."""
-    own = [v for v, differs in zip(values, differ, strict=True) if differs]
-    means = iter(lax.pmean(own, AXIS) if own else [])
+    differing = [
+        v for v, differs in zip(values, differ, strict=True) if differs
+    ]
+    means = iter(lax.pmean(differing, AXIS) if differing else [])
     return [
         next(means) if differs else value
         for value, differs in zip(values, differ, strict=True)

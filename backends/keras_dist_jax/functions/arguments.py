@@ -28,21 +28,21 @@ def held_arrays(
 ) -> tuple[Any, list[Argument], list[Any]]:
     """Returns the nest with placeholders, the placeholders, and the arrays."""
     leaves: list[Any] = []
-    held: list[Argument] = []
+    placeholders: list[Argument] = []
 
     def hold(leaf: object) -> Any:
         if isinstance(leaf, jax.Array):
             leaves.append(leaf)
-            held.append(Argument(False))
+            placeholders.append(Argument(False))
         elif isinstance(leaf, PerReplica):
             if isinstance(leaf, JoinedPerReplica):
                 leaf = leaf.in_a_program()
             else:
                 leaf = JoinedPerReplica.of_traced(leaf.values, layout)
             leaves.append(leaf.joined)
-            held.append(Argument(True, leaf.stacked))
+            placeholders.append(Argument(True, leaf.stacked))
         else:
             return leaf
-        return held[-1]
+        return placeholders[-1]
 
-    return map_nest(hold, nest), held, leaves
+    return map_nest(hold, nest), placeholders, leaves

@@ -102,16 +102,16 @@ def run(
     """
     live = {
         role: {
-            key: jax.new_ref(value, kind=_KIND) for key, value in own.items()
+            key: jax.new_ref(value, kind=_KIND) for key, value in by_id.items()
         }
-        for role, own in values.items()
+        for role, by_id in values.items()
     }
     constants = []
-    for each in program.consts:
-        role, key = place_of(each)
-        constants.append(live[role][key] if role else each)
+    for constant in program.consts:
+        role, key = place_of(constant)
+        constants.append(live[role][key] if role else constant)
     results = jax.core.eval_jaxpr(opened(program), constants, *arguments)
     return results, {
-        role: {key: ref[...] for key, ref in own.items()}
-        for role, own in live.items()
+        role: {key: ref[...] for key, ref in by_id.items()}
+        for role, by_id in live.items()
     }

@@ -112,7 +112,7 @@ class JaxCompiler(Compiler):
         # Whether workers have to tell each other the shapes of arguments.
         self.agrees = layout is not None and layout.is_global
         # Keys of functions of which it was said that they run uncompiled.
-        self._told: weakref.WeakSet[object] = weakref.WeakSet()
+        self._reported: weakref.WeakSet[object] = weakref.WeakSet()
         self._programs: weakref.WeakKeyDictionary[
             object, dict[Any, Program]
         ] = weakref.WeakKeyDictionary()
@@ -194,13 +194,13 @@ class JaxCompiler(Compiler):
         batches: Sequence[tuple[Any, ...]],
     ) -> Any:
         check_cross_replica(strategy, "run")
-        found: list[list[Any]] = [[] for _ in batches]
+        step_leaves: list[list[Any]] = [[] for _ in batches]
         try:
             if self.agrees:
                 self._agree(tuple(batches))
             structures = [
                 flatten(batch, leaves, self._join)
-                for batch, leaves in zip(batches, found, strict=True)
+                for batch, leaves in zip(batches, step_leaves, strict=True)
             ]
         # In a transformation of the user's own, or each step for itself.
         except (IsTracedError, UnevenError):
@@ -208,14 +208,14 @@ class JaxCompiler(Compiler):
         # One program runs steps of one structure only, along their arrays.
         if (
             len(batches) == 1
-            or not found[0]
+            or not step_leaves[0]
             or function.jit_compile is False
             or values_are_replaced()
-            or any(each != structures[0] for each in structures)
+            or any(structure != structures[0] for structure in structures)
         ):
             return super().scan(strategy, function, batches)
         mode = "scan", len(batches)
-        leaves = [leaf for each in found for leaf in each]
+        leaves = [leaf for group in step_leaves for leaf in group]
         steps = structures[0], leaves
         try:
             result = self._run(
@@ -238,12 +238,12 @@ class JaxCompiler(Compiler):
         strategy: RunsReplicas | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None,
-        found: tuple[Any, list[Any]] | None = None,
+        steps: tuple[Any, list[Any]] | None = None,
     ) -> Any:
         """Runs a function's program for these arguments, compiled if needed."""
-        # `found` is the structure of the arguments, and the traced arguments of
+        # `steps` is the structure of the arguments, and the traced arguments of
         # all steps. It is one long function, because it runs at every step.
-        if found is None:
+        if steps is None:
             leaves: list[Any] = []
             if self.agrees:
                 self._agree((tuple(args), kwargs))
@@ -253,7 +253,7 @@ class JaxCompiler(Compiler):
                 flatten(kwargs, leaves, self._join) if kwargs else None,
             )
         else:
-            key, leaves = (mode, found[0], None), found[1]
+            key, leaves = (mode, steps[0], None), steps[1]
         last, programs = self._last
         if last() is not function.key:
             programs = self._programs.setdefault(function.key, {})
@@ -275,7 +275,7 @@ class JaxCompiler(Compiler):
                 function,
                 strategy,
                 key,
-                not any(each.is_traced for each in [*programs.values()]),
+                not any(cached.is_traced for cached in [*programs.values()]),
             )
             _keep(program, programs, key)
             if len(programs) == _MANY:
@@ -327,9 +327,9 @@ class JaxCompiler(Compiler):
 
     def _tell(self, function: CompiledFunction, why: str) -> None:
         """Says once of a function that not all of its steps are compiled."""
-        if function.key in self._told:
+        if function.key in self._reported:
             return
-        self._told.add(function.key)
+        self._reported.add(function.key)
         tell(function.name, why)
 
     def _join(self, value: PerReplica) -> JoinedPerReplica:
@@ -364,7 +364,7 @@ class JaxCompiler(Compiler):
         if layout is None or not layout.is_global or current.trace is not None:
             return
         if not layout.are_even(
-            [part for each in values for part in each.values]
+            [part for value in values for part in value.values]
         ):
             raise UnevenError
 
@@ -375,19 +375,21 @@ def _keep(program: Program, programs: dict[Any, Program], key: object) -> None:
     def drop(_: object) -> None:
         programs.pop(key, None)
 
-    program.lives_with = [weakref.ref(each, drop) for each in objects_in(key)]
+    program.lives_with = [
+        weakref.ref(argument, drop) for argument in objects_in(key)
+    ]
     programs[key] = program
 
 
 def _weakly(python: Callable[..., Any]) -> Callable[[], Callable[..., Any]]:
     """Makes a reference that keeps neither a function alive nor its object."""
-    found: Any
+    reference: Any
     try:
-        found = (
+        reference = (
             weakref.WeakMethod(python)
             if inspect.ismethod(python)
             else weakref.ref(python)
         )
     except TypeError:  # builtins, for example, have no weak references
         return lambda: python
-    return lambda: found()
+    return lambda: reference()

@@ -76,7 +76,9 @@ def hook_loss_scaling(
     On JAX, Keras' own can't be applied outside of its trainer.
     """
     trained, state = self._trainable_variables, self.variables
-    is_ours = any("distribute_strategy" in vars(each) for each in trained[:1])
+    is_ours = any(
+        "distribute_strategy" in vars(variable) for variable in trained[:1]
+    )
     is_ours = is_ours or in_replica_function() or _is_differentiated()
     if not is_ours and current_trace() is None:
         original(self, grads, trainable_variables)
@@ -217,8 +219,8 @@ _shifted.defjvp(_first_and_sum)
 def _is_sharded(variable: keras.Variable) -> bool:
     """Tells whether a replica of a compiled function gathers a variable."""
     trace = current_trace()
-    own = None if trace is None else trace.of_replica
-    return own is not None and own.is_sharded(variable)
+    replica_trace = None if trace is None else trace.of_replica
+    return replica_trace is not None and replica_trace.is_sharded(variable)
 
 
 def _leaving(variable: keras.Variable, value: object) -> TraceError:

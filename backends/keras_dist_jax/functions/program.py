@@ -147,7 +147,7 @@ class Program:
     def _dispatched(self, leaves: list[Any]) -> Any:
         is_moved = False
         while True:
-            held: list[Any] = []
+            outputs: list[Any] = []
             others = _arrays_of(self._taken, self._num_donated)
             donated = others[: self._num_donated]
             del others[: self._num_donated]
@@ -159,20 +159,20 @@ class Program:
             try:
                 self._throttle.dispatch(
                     self._owner,
-                    held,
+                    outputs,
                     _WITNESS_OF,
                     self._compiled,
                     donated,
                     others,
                     leaves,
                 )
-                return self._keep(held[0])
+                return self._keep(outputs[0])
             except _GrownError:
                 continue
             except BaseException as error:
-                if held and not self._waits:  # an interrupt
-                    self._keep(held[0])
-                elif held and isinstance(error, Exception):
+                if outputs and not self._waits:  # an interrupt
+                    self._keep(outputs[0])
+                elif outputs and isinstance(error, Exception):
                     # Raised here, and so no more by the next call.
                     self._throttle.enter(self._owner, None)
                     forget_effects()
@@ -257,9 +257,9 @@ class Program:
         if has_cells_in_derivatives(program):
             self._has_no_rule = True
             raise NoRuleError
-        found = collectives(program)
-        if found:
-            exchanges = ", ".join([*new, *found])
+        described = collectives(program)
+        if described:
+            exchanges = ", ".join([*new, *described])
             self._meets = f"function `{self._name}`, with {exchanges}"
         cells = cells_in(program, TAKEN)
         return _Traced(_shapes(leaves), program, trace, cells, outlines[0])
@@ -385,7 +385,7 @@ def _unwritten(results: Any) -> Any:
 
 def _arrays_of(bindings: list[VariableBinding], num_donated: int) -> list[Any]:
     """Returns the variables' arrays; the first `num_donated` are not lent."""
-    found = []
+    values = []
     for index, binding in enumerate(bindings):
         attributes = binding.attributes
         if (
@@ -393,7 +393,7 @@ def _arrays_of(bindings: list[VariableBinding], num_donated: int) -> list[Any]:
             and attributes.get(binding.key) is binding.seen
             and not (index < num_donated and ALIASED in attributes)
         ):
-            found.append(binding.array)
+            values.append(binding.array)
         else:
-            found.append(binding.refresh())
-    return found
+            values.append(binding.refresh())
+    return values

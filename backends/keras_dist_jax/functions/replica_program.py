@@ -75,8 +75,10 @@ def run_on_all(
 ) -> Any:
     """Traces `fn` once for all replicas, as a part of a compiled function."""
     check_cross_replica(strategy, "run")
-    arguments, held, leaves = held_arrays((tuple(args), dict(kwargs)), layout)
-    body = _Body(strategy, layout, trace, fn, arguments, held, sharding)
+    arguments, placeholders, leaves = held_arrays(
+        (tuple(args), dict(kwargs)), layout
+    )
+    body = _Body(strategy, layout, trace, fn, arguments, placeholders, sharding)
     traced = body.traced(leaves)
     results = iter(traced.run(leaves))
 
@@ -105,15 +107,15 @@ class _BodyTrace:
     program: Any
     outline: Any
     replica_trace: ReplicaTrace
-    own: Cells
+    replica_cells: Cells
     all_of: Cells
     # Whether replicas average the values of the variables that they have all
-    # of: first those of `own`, then those of `all_of`.
+    # of: first those of `replica_cells`, then those of `all_of`.
     is_mean: list[bool]
 
     def run(self, leaves: list[Any]) -> list[Any]:
         """Runs the function, and assigns variables; returns its results."""
-        used, written = self.own
+        used, written = self.replica_cells
         values = {key: self._given(v) for key, v in used.items()}
         takes = {key: self._spec(v) for key, v in used.items()}
         results, new, new_all = over_replicas(
@@ -129,8 +131,8 @@ class _BodyTrace:
                 write(taken_cell(variable), new[key])
         for key, variable in self.all_of.written.items():
             self.trace.write(variable, new_all[key])
-        found: list[Any] = results
-        return found
+        outputs: list[Any] = results
+        return outputs
 
     def _given(self, variable: keras.Variable) -> Any:
         """Returns what the program takes of a variable, on all devices."""
@@ -139,14 +141,14 @@ class _BodyTrace:
         return read(taken_cell(variable))
 
     def _spec(self, variable: keras.Variable) -> PartitionSpec:
-        own = self.replica_trace.divided_by(variable)
-        if own is not None:
-            return own.spec_of_shards
+        division = self.replica_trace.divided_by(variable)
+        if division is not None:
+            return division.spec_of_shards
         return CUT if is_per_replica(variable) else ON_EACH
 
     def _on_each_device(self, arguments: list[Any]) -> Any:
         leaves, values = arguments
-        used, written = self.own
+        used, written = self.replica_cells
         split = {
             key for key, variable in used.items() if is_per_replica(variable)
         }
@@ -192,13 +194,16 @@ class _Body:
     trace: Trace
     fn: Callable[..., Any]
     arguments: Any
-    held: list[Argument]
+    placeholders: list[Argument]
     sharding: Sharding | None
 
     def traced(self, leaves: list[Any]) -> _BodyTrace:
         """Traces the function once, for all devices."""
         mesh = self.layout.replicated.mesh
-        specs = [CUT if each.is_sharded else ON_EACH for each in self.held]
+        specs = [
+            CUT if placeholder.is_sharded else ON_EACH
+            for placeholder in self.placeholders
+        ]
         kept: list[Any] = []
 
         def replica(leaves: list[Any]) -> list[Any]:
@@ -220,7 +225,7 @@ class _Body:
 
         jax.eval_shape(over_replicas(mesh, keep, specs, ()), leaves)
         replica_trace, outline, program = kept
-        own, all_of = cells_in(program, OWN), cells_in(program, ALL)
+        replica_cells, all_of = cells_in(program, OWN), cells_in(program, ALL)
         return _BodyTrace(
             self.trace,
             mesh,
@@ -228,26 +233,28 @@ class _Body:
             program,
             outline,
             replica_trace,
-            own,
+            replica_cells,
             all_of,
-            self._means_of(program, replica_trace, own, all_of),
+            self._means_of(program, replica_trace, replica_cells, all_of),
         )
 
     def _means_of(
         self,
         program: Any,
         replica_trace: ReplicaTrace,
-        own: Cells,
+        replica_cells: Cells,
         all_of: Cells,
     ) -> list[bool]:
         """Tells which variables replicas average, of those they have all of."""
         # With one replica a worker, values are not per-replica ones, but they
         # still differ between workers.
         is_own = self.layout.is_global and len(self.layout.devices) == 1
-        arguments = [argument.is_sharded or is_own for argument in self.held]
+        arguments = [
+            argument.is_sharded or is_own for argument in self.placeholders
+        ]
         divided = {
             key
-            for key, variable in own.used.items()
+            for key, variable in replica_cells.used.items()
             if is_per_replica(variable)
             or replica_trace.divided_by(variable) is not None
         }
@@ -258,7 +265,7 @@ class _Body:
         several = self.layout.num_replicas > 1
         shared = [
             (variable, several and differs[role, key])
-            for role, cells in ((OWN, own), (ALL, all_of))
+            for role, cells in ((OWN, replica_cells), (ALL, all_of))
             for key, variable in cells.written.items()
             if role == ALL or key not in divided
         ]
@@ -283,12 +290,12 @@ class _Body:
         self, replica_trace: ReplicaTrace, leaves: list[Any]
     ) -> tuple[Any, list[Any]]:
         """Calls the function; returns its outline and tensors."""
-        own = iter(leaves)
+        remaining = iter(leaves)
 
         def argument(leaf: object) -> Any:
             if not isinstance(leaf, Argument):
                 return leaf
-            return leaf.of_replica(next(own))
+            return leaf.of_replica(next(remaining))
 
         args, kwargs = map_nest(argument, self.arguments)
         results: list[Any] = []

@@ -108,14 +108,14 @@ class ReplicaTrace:
             self._make_whole(variable)
         if not self.is_sharded(variable):
             return read(self._cell_of_value(variable))
-        own, key = shards.shards_of(variable), id(variable)
+        division, key = shards.shards_of(variable), id(variable)
         if not is_traced_by(self.index):
             self._read_inside.add(key)
         if scans.gathers_again() or key in self.trace.inside.parts:
-            return own.gathered(self.part(variable))
+            return division.gathered(self.part(variable))
         if key not in self._all_of:
             with tracing_with(self.index):
-                self._all_of[key] = own.gathered(self.part(variable))
+                self._all_of[key] = division.gathered(self.part(variable))
         return self._all_of[key]
 
     def _note_assignment(
@@ -145,16 +145,16 @@ class ReplicaTrace:
         """Returns how replicas divide a variable; `None` if each has it all."""
         if not self._is_sharded or not shards.is_sharded(variable):
             return None
-        own = shards.shards_of(variable)
-        return own if own.is_over_replicas else None
+        division = shards.shards_of(variable)
+        return division if division.is_over_replicas else None
 
     def _cell_of_value(self, variable: keras.Variable) -> jax.Ref:
         role = OWN if self.divided_by(variable) is None else ALL
         return cell_of(variable, role, variable.shape)
 
     def _cell_of_shard(self, variable: keras.Variable) -> jax.Ref:
-        own = shards.shards_of(variable)
-        return cell_of(variable, OWN, own.replica_shard.shard_shape)
+        division = shards.shards_of(variable)
+        return cell_of(variable, OWN, division.replica_shard.shard_shape)
 
     def part(self, variable: keras.Variable) -> Any:
         """Returns this replica's part of a sharded variable."""
@@ -178,7 +178,7 @@ class ReplicaTrace:
         leaves, structure = jax.tree.flatten(nest)
         gathered = [*map(self._gather, leaves)]
         return [
-            structure.unflatten([each[i] for each in gathered])
+            structure.unflatten([values[i] for values in gathered])
             for i in range(self.count)
         ]
 
@@ -348,11 +348,11 @@ class TracedRunner(ReplicaRunner):
     ) -> list[Any]:
         return self.summed(gradients[0])
 
-    def summed(self, own: Sequence[Any]) -> list[Any]:
+    def summed(self, gradients: Sequence[Any]) -> list[Any]:
         """Sums each replica's own gradients."""
-        traced = [self._trace.traced(g) for g in own if g is not None]
+        traced = [self._trace.traced(g) for g in gradients if g is not None]
         sums = iter(self._trace.collective(ReduceOp.SUM, traced))
-        return [None if g is None else next(sums) for g in own]
+        return [None if g is None else next(sums) for g in gradients]
 
     @contextlib.contextmanager
     def building(self) -> Iterator[None]:

@@ -33,29 +33,35 @@ class ShardUpdates(TracedRunner, UpdatesShards):
         variables: Sequence[keras.Variable] | None,
     ) -> None:
         trained = internals.trained_by(optimizer, variables)
-        own, trained = with_gradients(optimizer, gradients[0], trained)
+        local_gradients, trained = with_gradients(
+            optimizer, gradients[0], trained
+        )
         # Float8 layers overwrite some variables with their gradients.
         if not is_elementwise(optimizer) or any(
             getattr(variable, "overwrite_with_gradient", False)
             for variable in trained
         ):
-            optimizer.apply(self.summed(own), trained)
+            optimizer.apply(self.summed(local_gradients), trained)
             return
         sharded = self._sharding.sharded(optimizer)
         shards = [part.shards for part in sharded.parts]
-        summed = self._scattered(sharded.aligned(own, trained), shards)
+        summed = self._scattered(
+            sharded.aligned(local_gradients, trained), shards
+        )
         state = [
             (v, sharded.parts_of(i).shards if sharded.is_sharded(i) else None)
             for i, v in enumerate(sharded.variables)
         ]
         count = len(state)
         state += zip(sharded.trainable_variables, shards, strict=True)
-        values = [self._part(variable, each) for variable, each in state]
+        values = [
+            self._part(variable, division) for variable, division in state
+        ]
         is_first = self._trace.index == 0
         # What each replica has whole counts once.
         counted = [
-            True if each is not None else is_first
-            for each, gradient in zip(shards, summed, strict=True)
+            True if division is not None else is_first
+            for division, gradient in zip(shards, summed, strict=True)
             if gradient is not None
         ]
         totals = sharded.amounts(values[:count], summed, counted)
@@ -64,11 +70,11 @@ class ShardUpdates(TracedRunner, UpdatesShards):
         new = sharded.updated(
             values[:count], summed, values[count:], totals, Recording
         )
-        for (variable, each), before, value in zip(
+        for (variable, division), before, value in zip(
             state, values, new, strict=True
         ):
             if value is not before:
-                self._keep(variable, each, value)
+                self._keep(variable, division, value)
         for variable in trained:
             if variable.constraint is not None:
                 value = sharded.constrained(variable, totals)
@@ -79,30 +85,32 @@ class ShardUpdates(TracedRunner, UpdatesShards):
     ) -> list[Any]:
         """Sums gradients over replicas, each where it is used."""
         pairs = [*zip(gradients, shards, strict=True)]
-        whole = iter(self.summed([g for g, own in pairs if own is None]))
+        whole = iter(
+            self.summed([g for g, division in pairs if division is None])
+        )
         return [
             next(whole)
-            if own is None
+            if division is None
             else gradient
             if gradient is None
-            else own.scattered(self._trace.traced(gradient))
-            for gradient, own in pairs
+            else division.scattered(self._trace.traced(gradient))
+            for gradient, division in pairs
         ]
 
-    def _part(self, variable: keras.Variable, own: Shards | None) -> Any:
+    def _part(self, variable: keras.Variable, division: Shards | None) -> Any:
         """Returns what this replica updates of a variable."""
-        if own is None:
+        if division is None:
             return self._trace.read(variable)
         if self._trace.is_sharded(variable):
             return self._trace.part(variable)
-        return own.own_shard(self._trace.read(variable))
+        return division.own_shard(self._trace.read(variable))
 
     def _keep(
-        self, variable: keras.Variable, own: Shards | None, value: object
+        self, variable: keras.Variable, division: Shards | None, value: object
     ) -> None:
-        if own is None:
+        if division is None:
             self._trace.write(variable, value)
         elif self._trace.is_sharded(variable):
             self._trace.write_shard(variable, value)
         else:
-            self._trace.write(variable, own.gathered(value))
+            self._trace.write(variable, division.gathered(value))

@@ -36,22 +36,22 @@ Join = Callable[[PerReplica], JoinedPerReplica]
 def flatten(nest: Any, leaves: list[Any], join: Join) -> Any:
     """Appends a nest's traced values to `leaves`; returns its structure."""
     # One call for each container: this runs at every step.
-    found: list[Any] = []
+    parts: list[Any] = []
     for item in nest.values() if isinstance(nest, dict) else nest:
         kind = type(item)
         if kind in _array_types:
             leaves.append(item)
-            found.append(_LEAF)
+            parts.append(_LEAF)
         elif kind is JoinedPerReplica and item.joined is not None:
             leaves.append(item.joined)
-            found.append((item.stacked, item.layout))
+            parts.append((item.stacked, item.layout))
         elif kind is tuple or kind is list or kind is dict:
-            found.append(flatten(item, leaves, join))
+            parts.append(flatten(item, leaves, join))
         else:
-            found.append(_other(item, leaves, join))
+            parts.append(_other(item, leaves, join))
     if isinstance(nest, dict):
-        return dict, tuple(nest), tuple(found)
-    return type(nest), tuple(found)
+        return dict, tuple(nest), tuple(parts)
+    return type(nest), tuple(parts)
 
 
 def _other(item: object, leaves: list[Any], join: Join) -> Any:
@@ -84,16 +84,16 @@ class _Static:
     """A static value, compared with its type; an object that has no `==` of
     its own must be the same, and is not kept alive."""
 
-    __slots__ = ("_held", "id", "kind")
+    __slots__ = ("_reference", "id", "kind")
 
     def __init__(self, value: Any) -> None:
         self.kind: Any = type(value)
         self.id: int | None = None
-        self._held = value
+        self._reference = value
         equal: Any = self.kind.__eq__
         if equal is object.__eq__ or isinstance(value, keras.Variable):
             try:
-                self._held = weakref.ref(value)
+                self._reference = weakref.ref(value)
             except TypeError:  # such as `None`
                 return
             self.id = id(value)
@@ -101,7 +101,7 @@ class _Static:
     @property
     def value(self) -> Any:
         """The value; `None` if it is gone."""
-        return self._held if self.id is None else self._held()
+        return self._reference if self.id is None else self._reference()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Static) or self.kind is not other.kind:
@@ -114,7 +114,7 @@ class _Static:
         return mine is theirs or bool(mine == theirs)
 
     def __hash__(self) -> int:
-        return hash(self._held) if self.id is None else self.id
+        return hash(self._reference) if self.id is None else self.id
 
 
 def objects_in(structure: object) -> Iterator[Any]:
@@ -125,8 +125,8 @@ def objects_in(structure: object) -> Iterator[Any]:
     elif isinstance(structure, _Nest):
         yield from objects_in(structure.key)
     elif isinstance(structure, tuple):
-        for each in structure:
-            yield from objects_in(each)
+        for item in structure:
+            yield from objects_in(item)
 
 
 class _Nest:
@@ -159,7 +159,7 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(structure[0], bool):
         stacked, layout = structure
         return JoinedPerReplica(next(leaves), stacked, layout)
-    items = [unflatten(each, leaves) for each in structure[-1]]
+    items = [unflatten(item, leaves) for item in structure[-1]]
     if structure[0] is dict:
         return dict(zip(structure[1], items, strict=True))
     return structure[0](items)
@@ -234,5 +234,5 @@ def unpacked(outline: object, arrays: list[Any]) -> Any:
 
 def check_constant(value: object) -> None:
     """Raises `TraceError` if an object would take a tensor out of its trace."""
-    if any(isinstance(each, jax.core.Tracer) for each in held_in(value)):
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in held_in(value)):
         refuse_result(value)

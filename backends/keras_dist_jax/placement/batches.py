@@ -92,7 +92,7 @@ def put_sharded(leaf: object, layout: ShardsBatches) -> Any:
     starts = range(first * share, last * share, share)
     shares = [array[start : start + share] for start in starts]
     if array.shape[0] % parts:
-        shares = [_padded(each, share) for each in shares]
+        shares = [_padded(part, share) for part in shares]
     aval = jax.core.ShapedArray(shape, array.dtype)
     return from_shards(aval, sharding, layout.spread(shares), layout.holders)
 

@@ -78,8 +78,8 @@ class Layout(ABC):
 
     def spread(self, values: Sequence[Any]) -> list[Any]:
         """Repeats each replica's value for each of its devices."""
-        each = range(self.num_logical)
-        return [value for value in values for _ in each]
+        copies = range(self.num_logical)
+        return [value for value in values for _ in copies]
 
     def holds(self, array: jax.Array) -> bool:
         """Tells whether an array lies on this layout already."""
@@ -236,8 +236,10 @@ class MeshLayout(Layout):
 
     def __init__(self, replicas: Sequence[Sequence[Any]]) -> None:
         replicated, sharded = shardings_on(mesh_on(replicas))
-        super().__init__([own[0] for own in replicas], replicated)
-        self.holders = tuple(device for own in replicas for device in own)
+        super().__init__([devices[0] for devices in replicas], replicated)
+        self.holders = tuple(
+            device for devices in replicas for device in devices
+        )
         self.logical_axes = dict([*replicated.mesh.shape.items()][1:])
         self.sharded = sharded
         self.one_at_a_time = self.devices[0].platform == "cpu"
@@ -262,13 +264,13 @@ class MeshLayout(Layout):
         if rows is None:
             batches.tell_if_unequal(data, self.unequal)
             put = batches.put_whole
-            found = [
+            placed = [
                 put(leaf, self.replicated, self.holders) for leaf in leaves
             ]
-            return False, structure.unflatten(found), None
+            return False, structure.unflatten(placed), None
         count = self.num_replicas
-        found = [batches.put_sharded(leaf, self) for leaf in leaves]
-        return True, structure.unflatten(found), rows if rows % count else None
+        placed = [batches.put_sharded(leaf, self) for leaf in leaves]
+        return True, structure.unflatten(placed), rows if rows % count else None
 
     def put_whole(self, data: object) -> Any:
         # Cut ones would need a collective for each operation.
@@ -307,14 +309,18 @@ class WideLayout(MeshLayout):
         worker: int,
         workers: "LayoutWorkers",
     ) -> None:
-        own = replicas[worker]
-        super().__init__(own)
+        local = replicas[worker]
+        super().__init__(local)
         if len(self.holders) == 1:
             self.sharding = SingleDeviceSharding(self.holders[0])
-        everyones = [replica for each in replicas for replica in each]
+        everyones = [
+            replica
+            for worker_replicas in replicas
+            for replica in worker_replicas
+        ]
         self.replicated, self.sharded = shardings_on(mesh_on(everyones))
         self.num_replicas = len(everyones)
-        self.first = worker * len(own)
+        self.first = worker * len(local)
         self._workers = workers
 
     def holds(self, array: jax.Array) -> bool:
@@ -337,11 +343,11 @@ class WideLayout(MeshLayout):
     def to_local(self, array: jax.Array) -> Any:
         if _is_local(array) or not array.is_fully_replicated:
             return array
-        own = self._copies(array)
-        if len(own) == 1:
-            return own[0]
+        copies = self._copies(array)
+        if len(copies) == 1:
+            return copies[0]
         return jax.make_array_from_single_device_arrays(
-            array.shape, self.sharding, own
+            array.shape, self.sharding, copies
         )
 
     def _copies(self, array: jax.Array) -> list[Any]:
@@ -359,8 +365,10 @@ class WideLayout(MeshLayout):
         if axis is None:  # each worker has all of it
             return part
         self._workers.barrier(f"a read of {name}")
-        found = self._workers.gather([part])
-        return np.concatenate([np.asarray(own) for (own,) in found], axis)
+        gathered = self._workers.gather([part])
+        return np.concatenate(
+            [np.asarray(value) for (value,) in gathered], axis
+        )
 
     def chiefs(self, value: object, name: str) -> Any:
         self._workers.barrier(f"an assignment of {name}")
@@ -370,19 +378,19 @@ class WideLayout(MeshLayout):
         self._workers.compare_program(described)
 
     def is_for_all(self, flag: bool) -> bool:
-        return all(own for (own,) in self._workers.sizes([int(flag)]))
+        return all(value for (value,) in self._workers.sizes([int(flag)]))
 
     def are_even(self, values: Sequence[Any]) -> bool:
         unknown = [
-            np.shape(each)
-            for each in values
-            if np.ndim(each) and _is_local(each) and not is_even(each)
+            np.shape(value)
+            for value in values
+            if np.ndim(value) and _is_local(value) and not is_even(value)
         ]
         if not unknown:
             return True
         numbers = [n for shape in unknown for n in (len(shape), *shape)]
-        found = self._workers.sizes(numbers)
-        return all(each == numbers for each in found)
+        gathered = self._workers.sizes(numbers)
+        return all(received == numbers for received in gathered)
 
 
 # An attribute of arrays.
@@ -415,14 +423,14 @@ _TYPES = {
 
 def jax_devices() -> dict[Device, Any]:
     """Returns this worker's `jax.Device`s, the default platform's first."""
-    found = list(local_devices())
-    if found[0].platform != "cpu":
+    available = list(local_devices())
+    if available[0].platform != "cpu":
         # JAX_PLATFORMS may exclude the CPU.
         with contextlib.suppress(RuntimeError):
-            found += jax.local_devices(backend="cpu")
+            available += jax.local_devices(backend="cpu")
     seen: collections.Counter[str] = collections.Counter()
     devices = {}
-    for device in found:
+    for device in available:
         type_ = _TYPES.get(device.platform)
         if type_ is not None:
             devices[Device(type_, seen[type_])] = device

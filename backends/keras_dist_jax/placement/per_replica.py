@@ -105,8 +105,10 @@ def parts_of(joined: Any, stacked: bool, layout: Layout) -> list[Any]:
         first = () if stacked else (joined.shape[0] // count,)
         part = jax.ShapeDtypeStruct((*first, *joined.shape[1:]), joined.dtype)
         return [part] * len(layout.devices)
-    held = {shard.device: shard.data for shard in joined.addressable_shards}
-    parts = [held[device] for device in layout.devices]
+    by_device = {
+        shard.device: shard.data for shard in joined.addressable_shards
+    }
+    parts = [by_device[device] for device in layout.devices]
     return [jax.lax.squeeze(p, (0,)) for p in parts] if stacked else parts
 
 

@@ -32,15 +32,15 @@ _CHECKPOINTS = {"checkpoint", "remat", "remat2"}
 
 def inner(equation: Any) -> list[Any]:
     """Returns the programs among an equation's parameters, opened."""
-    return [opened(each) for each in jaxprs_in_params(equation.params)]
+    return [opened(program) for program in jaxprs_in_params(equation.params)]
 
 
 def called(equation: Any) -> Any:
     """Returns the program that an equation other than control flow calls."""
     if equation.primitive.name in _CONTROL_FLOW:
         return None
-    found = (equation.params.get(key) for key in _CALLS)
-    return next((program for program in found if program is not None), None)
+    programs = (equation.params.get(key) for key in _CALLS)
+    return next((program for program in programs if program is not None), None)
 
 
 def variables(atoms: Sequence[Any]) -> list[Any]:
@@ -62,22 +62,24 @@ def is_collective(equation: Any) -> bool:
 def meets_inside(equation: object) -> bool:
     """Tells whether the programs of an equation have a collective."""
     return any(
-        is_collective(each) or meets_inside(each)
+        is_collective(inner_equation) or meets_inside(inner_equation)
         for program in inner(equation)
-        for each in program.eqns
+        for inner_equation in program.eqns
     )
 
 
 def collectives(program: object) -> list[str]:
     """Describes the collectives of a program, also of those inside of it."""
-    found = []
+    descriptions = []
     for equation in opened(program).eqns:
         if is_collective(equation):
-            shapes = [each.aval.str_short() for each in equation.invars]
-            found.append(f"{equation.primitive.name} of {' '.join(shapes)}")
-        for each in inner(equation):
-            found += collectives(each)
-    return found
+            shapes = [operand.aval.str_short() for operand in equation.invars]
+            descriptions.append(
+                f"{equation.primitive.name} of {' '.join(shapes)}"
+            )
+        for inner_program in inner(equation):
+            descriptions += collectives(inner_program)
+    return descriptions
 
 
 def calls_back(equation: Any) -> bool:
@@ -116,13 +118,13 @@ def has_checkpoint(program: object) -> bool:
 def live(equations: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
     """Returns the equations that results need, and those with effects."""
     needed = set(variables(outvars))
-    found = []
+    used = []
     for equation in reversed(equations):
         has_effects = equation.effects or calls_back(equation)
         if has_effects or needed.intersection(equation.outvars):
-            found.append(equation)
+            used.append(equation)
             needed.update(variables(equation.invars))
-    return found[::-1]
+    return used[::-1]
 
 
 def value_of(atom: object, values: Mapping[Any, Any]) -> Any:
@@ -157,9 +159,9 @@ def rewritten(
         return make(new)
 
     def replaced(equation: Any) -> Any:
-        params = {key: param(each) for key, each in equation.params.items()}
+        params = {key: param(value) for key, value in equation.params.items()}
         if any(
-            params[key] is not each for key, each in equation.params.items()
+            params[key] is not value for key, value in equation.params.items()
         ):
             equation = equation.replace(params=params)
         return change(equation)
@@ -248,23 +250,25 @@ def differing(
     taken = list(jaxpr.invars)
     if constants:
         taken += jaxpr.constvars
-    found = {
+    different = {
         variable
-        for variable, own in zip(taken, [*arguments, *constants], strict=True)
-        if own
+        for variable, may_differ in zip(
+            taken, [*arguments, *constants], strict=True
+        )
+        if may_differ
     }
 
     def differs(atom: object) -> bool:
-        return not isinstance(atom, Literal) and atom in found
+        return not isinstance(atom, Literal) and atom in different
 
     for equation in jaxpr.eqns:
         inputs = [*map(differs, equation.invars)]
         outputs, after = _of_equation(equation, inputs)
         pairs = zip(equation.outvars, outputs, strict=True)
-        found.update(var for var, own in pairs if own)
-        for atom, own in zip(equation.invars, after, strict=True):
+        different.update(var for var, may_differ in pairs if may_differ)
+        for atom, may_differ in zip(equation.invars, after, strict=True):
             if is_mutable(atom):
-                (found.add if own else found.discard)(atom)
+                (different.add if may_differ else different.discard)(atom)
     return [*map(differs, jaxpr.outvars)], [*map(differs, taken)]
 
 
@@ -295,26 +299,26 @@ def _of_equation(
     program = called(equation)
     if program is not None and len(opened(program).invars) == len(inputs):
         return differing(program, inputs)
-    own = any(inputs) or any(map(_has_its_own, inner(equation)))
-    return [own] * outputs, [own] * len(inputs)
+    may_differ = any(inputs) or any(map(_has_its_own, inner(equation)))
+    return [may_differ] * outputs, [may_differ] * len(inputs)
 
 
 def _of_cond(
     equation: Any, inputs: list[bool]
 ) -> tuple[list[bool], list[bool]]:
-    own, *rest = inputs
-    if own and meets_inside(equation):
+    index_differs, *rest = inputs
+    if index_differs and meets_inside(equation):
         raise _met_by_some("a branch that only some replicas take")
     branches = equation.params["branches"]
     outputs, after = zip(*[differing(b, rest) for b in branches], strict=True)
     written = {v for b in branches for v in _places_written(opened(b))}
     return (
-        [own or any(each) for each in zip(*outputs, strict=True)],
+        [index_differs or any(flags) for flags in zip(*outputs, strict=True)],
         [
-            own,
+            index_differs,
             *(
-                any(each) or (own and place in written)
-                for place, each in enumerate(zip(*after, strict=True))
+                any(flags) or (index_differs and place in written)
+                for place, flags in enumerate(zip(*after, strict=True))
             ),
         ],
     )
@@ -328,10 +332,10 @@ def written_by(jaxpr: Any) -> set[Any]:
             written.add(equation.invars[0])
         # Else mutable arrays inside of it are its own, as those of a kernel.
         takes = any(map(is_mutable, equation.invars))
-        for each in inner(equation) if takes else ():
+        for program in inner(equation) if takes else ():
             # What an equation tests, or stops a loop with, comes first.
-            operands = equation.invars[-len(each.invars) :]
-            written |= {operands[place] for place in _places_written(each)}
+            operands = equation.invars[-len(program.invars) :]
+            written |= {operands[place] for place in _places_written(program)}
     return written
 
 

@@ -41,7 +41,7 @@ def _arranged(program: Any) -> list[Any]:
         for source in variables(equation.invars)
         if uses[source] == 1
     }
-    found: list[Any] = []
+    arranged: list[Any] = []
     done: set[Any] = set()
     for equation in program.eqns:
         if not done.isdisjoint(equation.outvars):
@@ -54,8 +54,8 @@ def _arranged(program: Any) -> list[Any]:
                 break
             done.add(after.outvars[0])
             equation = _swapped(equation, after.outvars)
-        found.append(equation)
-    return found
+        arranged.append(equation)
+    return arranged
 
 
 def _is_product(equation: Any) -> bool:

@@ -71,8 +71,8 @@ def _divided(equation: Any, has_two_axes: bool) -> _Divided | None:
     if name == "conv_general_dilated" and has_two_axes:
         numbers = params["dimension_numbers"]
         # In front of the axes that windows go along.
-        own = [spec[:2] for spec in numbers]
-        return _Divided(own[:2], own[2:])
+        axes = [spec[:2] for spec in numbers]
+        return _Divided(axes[:2], axes[2:])
     if "window_dimensions" in params:
         sizes = enumerate(params["window_dimensions"])
         alone = [axis for axis, size in sizes if size == 1]

@@ -37,13 +37,13 @@ class ChiefsRequests:
             yield
             return
         every = [shards.shards_of(variable) for variable in self._variables]
-        for own in every:
-            own.requests = self
+        for division in every:
+            division.requests = self
         try:
             yield
         finally:
-            for own in every:
-                own.requests = None
+            for division in every:
+                division.requests = None
             self._meet(_END, 0)
 
     def read(self, variable: keras.Variable) -> np.ndarray[Any, Any]:

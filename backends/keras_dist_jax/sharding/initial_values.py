@@ -42,24 +42,24 @@ class InitialValues:
     def make(self, variable: keras.Variable, initializer: object) -> bool:
         """Initializes a sharded variable; false if it has none, or for other
         initializers."""
-        own = self._sharding.shards_for(variable)
-        if own is None or not _is_known(initializer):
+        division = self._sharding.shards_for(variable)
+        if division is None or not _is_known(initializer):
             return False
-        shape, dtype = own.shape, variable.dtype
+        shape, dtype = division.shape, variable.dtype
         settings = {
             k: v for k, v in vars(initializer).items() if k not in _SEEDS
         }
-        spec = own.sharding.spec
+        spec = division.sharding.spec
         made = type(initializer), repr(settings), shape, str(dtype), spec
         if made not in self._programs:
-            self._programs[made] = _program(own, initializer, dtype)
+            self._programs[made] = _program(division, initializer, dtype)
         key = _key_of(initializer)
         if self._workers is not None:
             key = self._chiefs(key, made, variable)
         array = self._throttle.run(
             self._programs[made], np.array(key, "uint32")
         )
-        shards.begin(variable, own, array)
+        shards.begin(variable, division, array)
         return True
 
     def _chiefs(
@@ -109,18 +109,22 @@ def _key_of(initializer: object) -> tuple[int, ...]:
     return tuple(np.asarray(drawn).tolist())
 
 
-def _program(own: Shards, initializer: Any, dtype: Any) -> Callable[..., Any]:
+def _program(
+    division: Shards, initializer: Any, dtype: Any
+) -> Callable[..., Any]:
     def start(key: Any) -> Any:
         its = copy.copy(initializer)
         if hasattr(its, "seed"):
             its.seed = _Seed(key)
-        value = its(own.shape, dtype=dtype)
-        return own.stored(ops.convert_to_tensor(value, dtype=dtype))
+        value = its(division.shape, dtype=dtype)
+        return division.stored(ops.convert_to_tensor(value, dtype=dtype))
 
     def named(key: object) -> dict[str, Any]:
         return {"batch": key}
 
-    program: Callable[..., Any] = jit(start, named, out_shardings=own.sharding)
+    program: Callable[..., Any] = jit(
+        start, named, out_shardings=division.sharding
+    )
     return program
 
 

@@ -31,8 +31,8 @@ class LogicalAxes:
                 return ()
             attributes[_AXES] = layouts.axes_of(variable.path, shape)
             self._used.update(layouts.matching(variable.path))
-        found: Axes = attributes[_AXES]
-        return found
+        axes: Axes = attributes[_AXES]
+        return axes
 
     def keep_together(
         self, variable: keras.Variable, reference: keras.Variable
@@ -57,7 +57,7 @@ class LogicalAxes:
             ]
             if named:
                 # Another's path may end like this one's.
-                longest = max(named, key=lambda each: len(each.path))
+                longest = max(named, key=lambda reference: len(reference.path))
                 self.keep_together(variable, longest)
 
     def check_used(self) -> None:

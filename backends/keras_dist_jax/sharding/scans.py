@@ -43,10 +43,10 @@ def noting() -> Any:
     return replaced(_reads, noted={})
 
 
-def note(gathered: object, parts: object, own: Shards) -> Any:
+def note(gathered: object, parts: object, division: Shards) -> Any:
     """Notes that a value was gathered from parts; returns the value."""
     if _reads.noted is not None:
-        _reads.noted[id(gathered)] = gathered, parts, own
+        _reads.noted[id(gathered)] = gathered, parts, division
     return gathered
 
 
@@ -90,21 +90,21 @@ def hook_scan(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(f, init, xs, *args, **kwargs)
         f = _within(f, in_scan=True)
         leaves, tree = jax.tree.flatten(xs)
-        found = [noted.get(id(leaf)) for leaf in leaves]
-        slices = [each and each[2].of_slices() for each in found]
+        reads = [noted.get(id(leaf)) for leaf in leaves]
+        slices = [read and read[2].of_slices() for read in reads]
         if not any(slices):
             return original(f, init, xs, *args, **kwargs)
         parts = [
-            each[1] if each and own else leaf
-            for leaf, each, own in zip(leaves, found, slices, strict=True)
+            read[1] if read and sliced else leaf
+            for leaf, read, sliced in zip(leaves, reads, slices, strict=True)
         ]
 
         def step(carry: object, x: object) -> Any:
-            own = [
-                _gathered(part, each) if each else part
-                for part, each in zip(jax.tree.leaves(x), slices, strict=True)
+            values = [
+                _gathered(part, sliced) if sliced else part
+                for part, sliced in zip(jax.tree.leaves(x), slices, strict=True)
             ]
-            return f(carry, tree.unflatten(own))
+            return f(carry, tree.unflatten(values))
 
         # The backward pass gathers again, so that no step keeps its slice.
         # A policy would hold inside of the user's own checkpoints, too.
@@ -146,8 +146,10 @@ def _has_checkpoint(f: Callable[..., Any], init: object, xs: object) -> bool:
     return jaxprs.has_checkpoint(jax.make_jaxpr(f)(init, x))
 
 
-def _gathered(part: object, own: Shards) -> Any:
-    gathered = jax.lax.with_sharding_constraint(own.constrained(part), own.used)
+def _gathered(part: object, division: Shards) -> Any:
+    gathered = jax.lax.with_sharding_constraint(
+        division.constrained(part), division.used
+    )
     return checkpoint_name(gathered, _GATHERED)
 
 

@@ -57,11 +57,11 @@ class ShardedOptimizer:
         self._scales_loss = isinstance(
             optimizer, keras.optimizers.LossScaleOptimizer
         )
-        own = inner_of(optimizer)
+        inner = inner_of(optimizer)
         # What is made here belongs to no strategy.
         with opened(None), in_replica(None):
             own_shards = list(map(_shard_like, trained, self.parts))
-            self._inner = _another(own)
+            self._inner = _another(inner)
             self._copy = self._inner
             if self._scales_loss:
                 self._copy = keras.optimizers.LossScaleOptimizer(
@@ -72,7 +72,7 @@ class ShardedOptimizer:
                 )
             made = self._build(own_shards)
         # Variables of the optimizer that are not in its own `variables`.
-        self._left_out = self._track_left_out(own)
+        self._left_out = self._track_left_out(inner)
         self.variables = [*optimizer.variables, *self._left_out]
         positions = {id(v): i for i, v in enumerate(self._copy.variables)}
         self._slots = {positions[id(v)]: slot for v, slot in made}
@@ -90,7 +90,7 @@ class ShardedOptimizer:
         update_with(
             self._inner,
             self._clip,
-            lambda v: uses_weight_decay(own, whole[id(v)]),
+            lambda v: uses_weight_decay(inner, whole[id(v)]),
         )
         self._own_shards = own_shards
         for variable in [*own_shards, *self._copy.variables]:
@@ -122,10 +122,10 @@ class ShardedOptimizer:
         of = trained if variables is None else list(variables)
         check_gradients(self.optimizer, gradients, of, trained)
         places = {id(variable): i for i, variable in enumerate(trained)}
-        found: list[Any] = [None] * len(trained)
+        ordered: list[Any] = [None] * len(trained)
         for gradient, variable in zip(gradients, of, strict=True):
-            found[places[id(variable)]] = gradient
-        return found
+            ordered[places[id(variable)]] = gradient
+        return ordered
 
     def amounts(
         self,
@@ -180,7 +180,7 @@ class ShardedOptimizer:
             self._apply(gradients, totals)
         written = {id(variable): new for variable, new in recording.written}
         pairs = zip(variables, tensors, strict=True)
-        return [written.get(id(each), tensor) for each, tensor in pairs]
+        return [written.get(id(variable), tensor) for variable, tensor in pairs]
 
     def constrained(
         self, variable: keras.Variable, totals: Sequence[Any]
@@ -241,11 +241,11 @@ class ShardedOptimizer:
             del vars(self._inner)["add_variable_from_reference"]
         return made
 
-    def _track_left_out(self, own: Any) -> list[keras.Variable]:
+    def _track_left_out(self, inner: Any) -> list[keras.Variable]:
         """Tracks variables outside of `variables`; Nadam has one."""
-        known = {id(variable) for variable in own.variables}
+        known = {id(variable) for variable in inner.variables}
         left_out = []
-        for name, value in vars(own).items():
+        for name, value in vars(inner).items():
             ours = vars(self._inner).get(name)
             if (
                 isinstance(value, keras.Variable)
@@ -336,8 +336,8 @@ def _another(optimizer: keras.Optimizer) -> Any:
         config = optimizer.get_config()
     finally:
         set_learning_rate_of(optimizer, rate)
-    own = 0.0 if isinstance(rate, keras.Variable) else rate
-    return type(optimizer).from_config({**config, "learning_rate": own})
+    config_rate = 0.0 if isinstance(rate, keras.Variable) else rate
+    return type(optimizer).from_config({**config, "learning_rate": config_rate})
 
 
 def _shard_like(

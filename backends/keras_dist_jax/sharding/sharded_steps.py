@@ -100,10 +100,10 @@ class Sharding:
     def _split_slot(
         self, variable: keras.Variable, trained: Sequence[keras.Variable]
     ) -> None:
-        own = self.shards_for(variable)
-        if own is not None:
+        division = self.shards_for(variable)
+        if division is not None:
             adopt_slot(variable, trained[0])
-            shards.split(variable, own)
+            shards.split(variable, division)
 
     def update_shards(self, variable: keras.Variable) -> Shards | None:
         """Returns how devices divide the update of a trained variable."""
@@ -116,11 +116,11 @@ class Sharding:
 
     def sharded(self, optimizer: keras.Optimizer) -> ShardedOptimizer:
         """Returns the optimizer of the parts of a function's replicas."""
-        found = vars(optimizer).get(_SHARDED)
+        cached = vars(optimizer).get(_SHARDED)
         if (
-            found is None
-            or found[0] is not self
-            or not found[1].is_of(optimizer)
+            cached is None
+            or cached[0] is not self
+            or not cached[1].is_of(optimizer)
         ):
             made: list[Any] = []
 
@@ -130,16 +130,16 @@ class Sharding:
             # Of the variables that it makes, only shapes and names are used.
             with refusing_variables(None):
                 jax.eval_shape(make)
-            found = vars(optimizer)[_SHARDED] = self, made[0]
-        sharded: ShardedOptimizer = found[1]
+            cached = vars(optimizer)[_SHARDED] = self, made[0]
+        sharded: ShardedOptimizer = cached[1]
         return sharded
 
     def _division(self, variable: keras.Variable) -> ReplicaShard:
-        own, shape = self.update_shards(variable), tuple(variable.shape)
-        is_over_replicas = own is not None and own.is_over_replicas
+        division, shape = self.update_shards(variable), tuple(variable.shape)
+        is_over_replicas = division is not None and division.is_over_replicas
         return (
-            own.replica_shard
-            if own and is_over_replicas
+            division.replica_shard
+            if division and is_over_replicas
             else ReplicaShard(shape, shape)
         )
 
@@ -163,8 +163,8 @@ class Sharding:
             if list(map(len, owners)) != list(map(len, old)):
                 return step(state, data)
             given = [
-                list(map(value_in, *each))
-                for each in zip(owners, old, strict=True)
+                list(map(value_in, *pair))
+                for pair in zip(owners, old, strict=True)
             ]
             updates = ConstrainedUpdates(self)
             gathering = _gathering(_is_traced(old))
@@ -178,9 +178,9 @@ class Sharding:
                     before
                     if value is seen
                     else array_in(owner, value, self.layout)
-                    for owner, value, seen, before in zip(*each, strict=True)
+                    for owner, value, seen, before in zip(*columns, strict=True)
                 ]
-                for each in zip(owners, new, given, old, strict=True)
+                for columns in zip(owners, new, given, old, strict=True)
             ]
 
         run.__name__ = step.__name__
@@ -233,14 +233,14 @@ def state_of(
     optimizer: keras.Optimizer, variables: Sequence[keras.Variable]
 ) -> list[keras.Variable]:
     """Returns all variables that an update may read or write."""
-    own = [
+    attributes = [
         value
         for value in vars(inner_of(optimizer)).values()
         if isinstance(value, keras.Variable)
     ]
     trained = internals.trained_by(optimizer)
-    found = [*optimizer.variables, *own, *trained, *variables]
-    return list({id(variable): variable for variable in found}.values())
+    collected = [*optimizer.variables, *attributes, *trained, *variables]
+    return list({id(variable): variable for variable in collected}.values())
 
 
 class ConstrainedUpdates(Updates):
@@ -283,8 +283,8 @@ class ConstrainedUpdates(Updates):
             # The value is made whole first: else the compiler would also shard
             # the values that it is computed from.
             value = self._whole(value)
-        own = self._sharding.update_shards(variable)
-        return value if own is None else own.constrained(value)
+        division = self._sharding.update_shards(variable)
+        return value if division is None else division.constrained(value)
 
     def _kept(self, variable: keras.Variable, value: object) -> Any:
         """Divides a variable's new value as the variable is."""
@@ -334,21 +334,21 @@ def used(variable: keras.Variable, value: object) -> Any:
         and shards.is_sharded(variable)
     ):
         return value
-    own = shards.shards_of(variable)
+    division = shards.shards_of(variable)
     with scans.at_read(value):
-        parts = own.constrained(value)
-        gathered = jax.lax.with_sharding_constraint(parts, own.used)
-    return scans.note(gathered, parts, own)
+        parts = division.constrained(value)
+        gathered = jax.lax.with_sharding_constraint(parts, division.used)
+    return scans.note(gathered, parts, division)
 
 
 def value_in(variable: keras.Variable, array: jax.Array) -> Any:
     """Returns a variable's value in a step, from the state's array."""
     if not shards.is_sharded(variable):
         return array
-    own = shards.shards_of(variable)
+    division = shards.shards_of(variable)
     if isinstance(array, jax.core.Tracer):
-        return own.whole(array)
-    return own.placed(own.on_host(array, variable.path))
+        return division.whole(array)
+    return division.placed(division.on_host(array, variable.path))
 
 
 def array_in(variable: keras.Variable, value: object, layout: Layout) -> Any:
@@ -356,10 +356,10 @@ def array_in(variable: keras.Variable, value: object, layout: Layout) -> Any:
     sharding = layout.replicated
     is_traced = isinstance(value, jax.core.Tracer)
     if shards.is_sharded(variable):
-        own = shards.shards_of(variable)
+        division = shards.shards_of(variable)
         if not is_traced:
-            return own.put(value)
-        value, sharding = own.stored(value), own.sharding
+            return division.put(value)
+        value, sharding = division.stored(value), division.sharding
     if not is_traced:
         return value
     return jax.lax.with_sharding_constraint(value, sharding)

@@ -111,8 +111,8 @@ class Shards:
         return self.constrained(self._cut(array))
 
     def _cut(self, array: jax.Array) -> Any:
-        own = tuple(slice(size) for size in self.shape or (1,))
-        return array[own].reshape(self.shape)
+        slices = tuple(slice(size) for size in self.shape or (1,))
+        return array[slices].reshape(self.shape)
 
     def constrained(self, value: object) -> Any:
         """Shards a traced whole value; a scalar is left as it is."""
@@ -158,10 +158,10 @@ class Shards:
 
     def on_host(self, array: jax.Array, name: str) -> np.ndarray[Any, Any]:
         """Returns the whole value of an array, in host memory."""
-        found: np.ndarray[Any, Any] = self.whole(
+        value: np.ndarray[Any, Any] = self.whole(
             self.layout.on_host(array, name)
         )
-        return found
+        return value
 
     def placed(self, value: object) -> Any:
         """Puts a whole value on the layout's devices."""
@@ -229,7 +229,7 @@ def is_sharded(variable: keras.Variable) -> bool:
     return _SHARDS in vars(variable)
 
 
-def split(variable: keras.Variable, own: Shards) -> None:
+def split(variable: keras.Variable, division: Shards) -> None:
     """Leaves each device only its part of a variable; cheap to repeat."""
     value = None if is_sharded(variable) else internals.array_of(variable)
     if (
@@ -237,17 +237,17 @@ def split(variable: keras.Variable, own: Shards) -> None:
         and current_machine() is not None
         and not is_sharded(variable)
     ):
-        value = described_value(variable, own.layout.sharding)
+        value = described_value(variable, division.layout.sharding)
     if value is None or isinstance(value, jax.core.Tracer) or not value.size:
         return
     with eagerly():
-        begin(variable, own, own.put(value))
+        begin(variable, division, division.put(value))
 
 
-def begin(variable: keras.Variable, own: Shards, array: jax.Array) -> None:
+def begin(variable: keras.Variable, division: Shards, array: jax.Array) -> None:
     """Gives a variable its array in parts."""
     attributes = vars(variable)
-    attributes[_SHARDS], attributes[STORED] = own, array
+    attributes[_SHARDS], attributes[STORED] = division, array
     attributes.pop("_value", None)
 
 

@@ -71,13 +71,13 @@ def _reason_against(optimizer: keras.Optimizer) -> str | None:
     has_own_apply = overrides(cls, "apply")
     if getattr(cls, DECLARATION, False) is True and not has_own_apply:
         return None
-    own = is_of_keras(cls)
-    if own and cls.__name__ in _ELEMENTWISE:
+    is_built_in = is_of_keras(cls)
+    if is_built_in and cls.__name__ in _ELEMENTWISE:
         return None
     reason = "it does not declare that its update is elementwise"
     if has_own_apply:
         reason = "it overrides `apply`, which may need whole gradients"
-    return _REASONS.get(cls.__name__, reason) if own else reason
+    return _REASONS.get(cls.__name__, reason) if is_built_in else reason
 
 
 # Attributes that look like settings and are none.
@@ -110,9 +110,11 @@ def settings_text(
 ) -> str:
     """Returns a text that changes whenever a compiled update is out of date."""
     inner = inner_of(optimizer)
-    own = [sorted(settings_of(each).items()) for each in (optimizer, inner)]
+    settings = [
+        sorted(settings_of(owner).items()) for owner in (optimizer, inner)
+    ]
     decays = [uses_weight_decay(inner, v) for v in variables]
-    return repr((own, decays))
+    return repr((settings, decays))
 
 
 def rate_now(optimizer: keras.Optimizer) -> Any:

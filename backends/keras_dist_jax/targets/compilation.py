@@ -30,7 +30,9 @@ def compiled_program(noted: Noted, machine: Machine) -> CompiledProgram:
     of_arrays = [*map(_devices_of, jax.tree.leaves(noted.groups))]
     devices = max(map(len, of_arrays), default=1)
     on_host = machine.platform != "cpu" and all(
-        device.platform == "cpu" for own in of_arrays for device in own
+        device.platform == "cpu"
+        for array_devices in of_arrays
+        for device in array_devices
     )
     made = functools.partial(
         CompiledProgram,

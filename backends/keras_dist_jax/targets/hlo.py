@@ -51,7 +51,7 @@ class _Line:
 
 def collectives_in(text: str, devices: int) -> tuple[Collective, ...]:
     """Returns a program's collectives, those in loops as often as they run."""
-    found: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     sizes: Counter[tuple[str, int]] = Counter()
     for line, times in _executed(text):
         kind = line.operation.removesuffix("-start")
@@ -61,7 +61,7 @@ def collectives_in(text: str, devices: int) -> tuple[Collective, ...]:
         if size == 1:
             continue
         key = kind, size
-        found[key] += times
+        counts[key] += times
         sizes[key] += times * _whole_bytes(line, kind, size)
     return tuple(
         Collective(
@@ -71,7 +71,7 @@ def collectives_in(text: str, devices: int) -> tuple[Collective, ...]:
             sizes[kind, size],
             sent(kind, size, sizes[kind, size]),
         )
-        for (kind, size), count in sorted(found.items())
+        for (kind, size), count in sorted(counts.items())
     )
 
 
@@ -123,16 +123,16 @@ def _executed(text: str) -> Iterator[tuple[_Line, int]]:
             is_fusion = line.operation == "fusion"
             within = line if is_fusion else None
             for called in _called(line):
-                own = begun if is_fusion else set()
-                yield from visit(called, times * loops, within, own)
+                chains = begun if is_fusion else set()
+                yield from visit(called, times * loops, within, chains)
 
     return visit(entry, 1, None, set())
 
 
 def _called(line: _Line) -> list[str]:
     """Returns the names of the computations that an instruction calls."""
-    found = [one or several for one, several in _CALLED.findall(line.text)]
-    return [name.lstrip("%") for each in found for name in each.split(", ")]
+    matches = [one or several for one, several in _CALLED.findall(line.text)]
+    return [name.lstrip("%") for match in matches for name in match.split(", ")]
 
 
 def _in_fusion(line: _Line, fusion: _Line | None, name: str) -> _Line:
@@ -161,12 +161,12 @@ def _trips(loop: _Line, computations: dict[str, list[_Line]]) -> int:
 
 
 def _computations(text: str) -> tuple[dict[str, list[_Line]], str]:
-    found: dict[str, list[_Line]] = {}
+    computations: dict[str, list[_Line]] = {}
     entry, current = "", None
     for line in text.splitlines():
         head = _COMPUTATION.match(line)
         if head:
-            current = found.setdefault(head[2], [])
+            current = computations.setdefault(head[2], [])
             entry = head[2] if head[1] else entry
         elif line.rstrip() == "}":
             current = None
@@ -177,7 +177,7 @@ def _computations(text: str) -> tuple[dict[str, list[_Line]], str]:
             elif current:  # the attributes of a kernel have several lines
                 last = current[-1]
                 current[-1] = dataclasses.replace(last, text=last.text + line)
-    return found, entry
+    return computations, entry
 
 
 def _group_size(text: str, devices: int) -> int:
@@ -204,14 +204,14 @@ def _whole_bytes(line: _Line, kind: str, devices: int) -> int:
 
 def _elements(tuple_type: str) -> list[str]:
     """Splits a tuple's type into those of its elements."""
-    found, depth = [""], 0
+    elements, depth = [""], 0
     for character in tuple_type[1:-1]:
         depth += (character in "([{") - (character in ")]}")
         if character == "," and not depth:
-            found.append("")
+            elements.append("")
         else:
-            found[-1] += character
-    return found
+            elements[-1] += character
+    return elements
 
 
 def _num_bytes(dtype: str, sides: str) -> int:

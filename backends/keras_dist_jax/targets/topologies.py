@@ -79,16 +79,16 @@ def machine_of(target: Target) -> Machine:
     platform = target.kind.platform
     if platform == "cpu":
         hosts, count = target.sides
-        found = jax.devices("cpu")
-        if len(found) < hosts * count:
+        devices = jax.devices("cpu")
+        if len(devices) < hosts * count:
             raise DeviceError(
                 f"Target {target} needs as many virtual CPU devices. "
-                f"Received: {len(found)}. Call "
+                f"Received: {len(devices)}. Call "
                 f"`keras_dist.set_virtual_devices({hosts * count})` first."
             )
         starts = range(0, hosts * count, count)
         return Machine(
-            tuple(tuple(found[start : start + count]) for start in starts), {}
+            tuple(tuple(devices[start : start + count]) for start in starts), {}
         )
     if not any(map(find_spec, _COMPILERS[platform])):
         raise DeviceError(
@@ -97,7 +97,7 @@ def machine_of(target: Target) -> Machine:
             "with: pip install 'keras-dist[targets]'."
         )
     try:
-        found = _topology(target).devices
+        devices = _topology(target).devices
     except Exception as error:  # the compilers raise several kinds
         raise DeviceError(
             f"JAX's compiler does not know the target {target}. It says: "
@@ -105,11 +105,14 @@ def machine_of(target: Target) -> Machine:
             "Install them with: pip install 'keras-dist[targets]'."
         ) from error
     by_host: dict[int, list[Any]] = {}
-    for device in found:
+    for device in devices:
         by_host.setdefault(device.process_index, []).append(device)
     options = _NO_TUNING if platform == "gpu" else {}
     return Machine(
-        tuple(tuple(own) for _, own in sorted(by_host.items())), options
+        tuple(
+            tuple(host_devices) for _, host_devices in sorted(by_host.items())
+        ),
+        options,
     )
 
 

@@ -16,13 +16,13 @@ def tpu_places() -> list[list[tuple[int, ...]]]:
     return [
         [
             (*device.coords, device.core_on_chip)
-            for device in sorted(own, key=lambda device: device.id)
+            for device in sorted(devices, key=lambda device: device.id)
         ]
-        for own in devices_by_worker("tpu", count)
+        for devices in devices_by_worker("tpu", count)
     ]
 
 
 def _num_hosts() -> int:
     """Returns the number of hosts with cores, workers or not."""
-    indices: list[int] = [each.process_index for each in jax.devices("tpu")]
+    indices: list[int] = [device.process_index for device in jax.devices("tpu")]
     return 1 + max(indices)

@@ -18,8 +18,8 @@ class TargetWorkers(JaxWorkers):
         # Without devices, nothing else of `JaxWorkers` can be made.
         Workers.__init__(self, *args)
 
-    def swap(self, own: np.ndarray) -> np.ndarray:
-        return np.stack([own] * self.cluster.num_workers)
+    def swap(self, data: np.ndarray) -> np.ndarray:
+        return np.stack([data] * self.cluster.num_workers)
 
     def sum(self, tensors: Sequence[Any], *, what: str = "a sum") -> list[Any]:
         return [tensor * self.cluster.num_workers for tensor in tensors]

@@ -89,7 +89,7 @@ class PlainBinding(VariableBinding):
         variable = self.variable
         if self._layout is not None:
             place(variable, self._layout)
-        array = own = internals.array_of(variable)
+        array = original = internals.array_of(variable)
         if array is None:
             return self._described()
         if shards.is_sharded(variable):  # after the binding was made
@@ -98,7 +98,7 @@ class PlainBinding(VariableBinding):
             array = arrays.copy_of(array)
         if array.weak_type:  # programs return strong types: avoids a retrace
             array = lax.convert_element_type(array, array.dtype)
-        if array is not own:
+        if array is not original:
             internals.set_array(variable, array)
         self.array = self._copy(array)
         self.seen = array
@@ -112,21 +112,21 @@ class PlainBinding(VariableBinding):
         return self._copy(described_value(self.variable, sharding))
 
     def keep(self, array: object) -> None:
-        own = self._own(array)
+        stored = self._to_stored(array)
         if shards.is_sharded(self.variable):
-            internals.set_array(self.variable, own)
+            internals.set_array(self.variable, stored)
         else:
             # An interrupt in between makes the array be looked up again.
             self.seen = None
             self.array = array
-            self.attributes[self.key] = own
-            self.seen = own
+            self.attributes[self.key] = stored
+            self.seen = stored
 
-    def _copy(self, own: object) -> Any:
+    def _copy(self, array: object) -> Any:
         """Converts the variable's array to the one that programs take."""
-        return own
+        return array
 
-    def _own(self, copy: object) -> Any:
+    def _to_stored(self, copy: object) -> Any:
         """Converts an array that a program gave to the variable's."""
         return copy
 
@@ -186,14 +186,16 @@ class CopiedBinding(PlainBinding):
             {*storage_layout.devices} & {*layout.devices}
         )
 
-    def _copy(self, own: object) -> Any:
-        return self._mesh.to_global(self._mesh.place(own))
+    def _copy(self, array: object) -> Any:
+        return self._mesh.to_global(self._mesh.place(array))
 
-    def _own(self, copy: Any) -> Any:
+    def _to_stored(self, copy: Any) -> Any:
         if self._layout is None:
             return copy.addressable_shards[0].data
-        own = self._mesh.to_local(copy)
-        return own if self._layout is self._mesh else self._layout.place(own)
+        local = self._mesh.to_local(copy)
+        return (
+            local if self._layout is self._mesh else self._layout.place(local)
+        )
 
     def refresh(self) -> Any:
         copy = super().refresh()

@@ -79,17 +79,17 @@ class CentralStorage(Storage):
 
 
 class JaxShardedStorage(JaxStorage, ShardedStorage):
-    """The storage of a variable that is sharded as `own` says."""
+    """The storage of a variable that is sharded as `division` says."""
 
     def __init__(
         self,
         variable: keras.Variable,
         plan: Plan,
         layout: Layout,
-        own: shards.Shards,
+        division: shards.Shards,
     ) -> None:
         super().__init__(variable, plan, layout)
-        self._own = own
+        self._division = division
 
     @property
     def is_split(self) -> bool:
@@ -108,7 +108,7 @@ class JaxShardedStorage(JaxStorage, ShardedStorage):
         return dict.fromkeys(self.devices, kept)
 
     def place(self) -> None:
-        shards.split(self.variable, self._own)
+        shards.split(self.variable, self._division)
         super().place()
 
     def used(self, value: object) -> Any:
