@@ -99,7 +99,7 @@ class JaxBackend(
             if existing == num_devices:
                 return
             raise VirtualDevicesError(
-                "set_virtual_devices was called after JAX had started. "
+                "set_virtual_devices was called after JAX had started.\n"
                 f"Received: num_devices={num_devices}. Expected: {existing}, "
                 "the number of CPU devices that exist. Call it right after "
                 "the imports, before anything uses a device, or set the "
@@ -121,7 +121,7 @@ class JaxBackend(
                 return
             raise ClusterError(
                 "A process can join only one cluster, with one set of "
-                f"options. Received: {cluster}, {options}. Expected: "
+                f"options.\nReceived: {cluster}, {options}. Expected: "
                 f"{known[0]}, {known[1]}, as the first time. Use one strategy "
                 "for everything."
             )
@@ -312,7 +312,7 @@ def mesh_of(plan: Plan, workers: JaxWorkers | None = None) -> MeshLayout:
     if first not in local:
         # The hosts of a TPU have positions of their own.
         raise ClusterError(
-            "JAX numbers the workers in another order. Received: worker "
+            "JAX numbers the workers in another order.\nReceived: worker "
             f"{plan.cluster.index}, whose devices are those of JAX' process "
             f"{first.process_index}. Expected: the same number. List the "
             "workers in the order of the TPU's hosts (TPU_WORKER_ID)."

@@ -230,7 +230,7 @@ def owner_of(vectors: Sequence[Any], sizes: StepSizes, name: str) -> Any:
 def _warn(name: str, count: int) -> None:
     warnings.warn(
         f"Variable '{name}' is looked up by {count} equal indices that are "
-        "not computed from the batch, as many as each replica has rows. "
+        "not computed from the batch, as many as each replica has rows.\n"
         "There may be one for each row, so that one device would have more "
         "of them, or the same number for any batch. They are taken as one "
         "for each row, which matters to optimizers that square gradients. If "

@@ -169,7 +169,7 @@ def _counted(
         raise UnsupportedModelError(
             "One call of `tape.gradient` asks for gradients of targets with "
             "a value for each row and of targets without, with respect to "
-            "variables and other tensors. Received: targets of shapes "
+            "variables and other tensors.\nReceived: targets of shapes "
             f"{[tuple(tensor.shape) for tensor in targets]}. Expected: targets "
             "of one kind, because each replica has only a share of the rows. "
             "Call `tape.gradient` once for each kind, with a persistent tape."

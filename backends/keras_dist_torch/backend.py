@@ -204,11 +204,11 @@ def _not_in_a_process(plan: Plan) -> DeviceError:
     names = ", ".join(map(str, plan.devices))
     what = "variables" if plan.shards_variables else "optimizer_state"
     return DeviceError(
-        "On PyTorch, each process keeps one part of what is sharded. Received: "
-        f"{what}='sharded' with {names} of one process. Expected: a process "
-        "for each device. Start them with `keras-dist run --workers`, and use "
-        f"MultiWorkerMirroredStrategy({what}='sharded') there. Or use JAX, "
-        "where a process keeps a part on each of its devices."
+        "On PyTorch, each process keeps one part of what is sharded.\n"
+        f"Received: {what}='sharded' with {names} of one process. Expected: a "
+        "process for each device. Start them with `keras-dist run --workers`, "
+        f"and use MultiWorkerMirroredStrategy({what}='sharded') there. Or "
+        "use JAX, where a process keeps a part on each of its devices."
     )
 
 

@@ -191,7 +191,7 @@ class FSDPReplica(BaseReplica, WeighsLosses):
 def _refuse_both() -> NoReturn:
     raise UnsupportedModelError(
         "A step on variables in parts computed gradients in two ways, which "
-        "count differently. Received: `backward` and "
+        "count differently.\nReceived: `backward` and "
         "`keras_dist.value_and_grad` or `gradient`. Expected: one of them for "
         "all gradients of a step. Or use variables='mirrored'."
     )
@@ -210,7 +210,7 @@ def _check_can_differentiate(
         return
     raise UnsupportedModelError(
         "With variables='sharded' on PyTorch, a step computes gradients of "
-        "trainable variables and of tensors, once. Received: "
+        "trainable variables and of tensors, once.\nReceived: "
         f"{received}. Expected: `value_and_grad` of a loss without gradients "
         "in it, for trainable variables. Or use variables='mirrored'."
     )
@@ -243,11 +243,12 @@ class SummedGradient(torch.Tensor):
         if func in _DESCRIBING:
             return super().__torch_function__(func, types, args, kwargs or {})
         raise UnsupportedModelError(
-            "A gradient of a variable in parts was used in a step. It is a sum "
-            "over workers, and not this replica's own. Expected: gradients of "
-            "`value_and_grad` that are given to `optimizer.apply` as they are. "
-            "To clip them, use the optimizer's `clipnorm`, `global_clipnorm` "
-            "or `clipvalue`. Or use variables='mirrored'."
+            "A gradient of a variable in parts was used in a step.\n"
+            "It is a sum over workers, and not this replica's own. Expected: "
+            "gradients of `value_and_grad` that are given to "
+            "`optimizer.apply` as they are. To clip them, use the optimizer's "
+            "`clipnorm`, `global_clipnorm` or `clipvalue`. Or use "
+            "variables='mirrored'."
         )
 
     def __repr__(self, **options: Any) -> str:

@@ -154,7 +154,7 @@ def hook_clipping(
         called = "clip_grad_norm_" if name == CLIPS else name
         raise UnsupportedModelError(
             f"`torch.nn.utils.{called}` was called in a `train_step` that runs "
-            "on several replicas. Each replica has gradients of its own rows "
+            "on several replicas.\nEach replica has gradients of its own rows "
             "only, on its own tensors, which `model.parameters()` does not "
             "return. Expected: gradients that stay as they were computed. Use "
             "`clipnorm`, `global_clipnorm` or `clipvalue` of the optimizer, "
@@ -208,7 +208,7 @@ def _of_one_device(hook: Callable[..., Any], share: RowShard) -> Any:
 def _refuse(method: str, name: str) -> NoReturn:
     raise UnsupportedModelError(
         f"`torch.Tensor.{method}` was called on the tensor of {name}, in a "
-        "model that runs on several replicas. Each replica would call the "
+        "model that runs on several replicas.\nEach replica would call the "
         "hook with the gradient of its own rows. Expected: variables without "
         "hooks. To clip gradients use `clipnorm`, `global_clipnorm` or "
         "`clipvalue` of the optimizer; to change them in another way "
@@ -239,7 +239,7 @@ def refuse_step(
         return
     raise UnsupportedModelError(
         f"`torch.optim.{type(optimizer).__name__}` was used in a step that "
-        "runs on several replicas. Their gradients are on tensors of their "
+        "runs on several replicas.\nTheir gradients are on tensors of their "
         "own, and are summed in the `apply` of a Keras optimizer only. "
         "Expected: a `keras.optimizers.Optimizer`, as in "
         "`self.optimizer.apply(gradients, variables)`. An optimizer of "

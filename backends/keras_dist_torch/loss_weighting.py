@@ -46,7 +46,8 @@ def check_not_in_function(what: str) -> None:
 def refuse_derivatives(what: str) -> NoReturn:
     raise UnsupportedModelError(
         f"{what} was called in a step on variables in parts, whose gradients "
-        "are sums over workers. Expected: `keras_dist.value_and_grad`, and its "
-        "gradients given to `optimizer.apply`. Or `loss.backward()`, and then "
-        "gradients from `variable.value.grad`. Or use variables='mirrored'."
+        "are sums over workers.\nExpected: `keras_dist.value_and_grad`, and "
+        "its gradients given to `optimizer.apply`. Or `loss.backward()`, and "
+        "then gradients from `variable.value.grad`. Or use "
+        "variables='mirrored'."
     )

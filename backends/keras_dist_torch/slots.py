@@ -277,7 +277,7 @@ def _check_sends_nothing(
     received = f"a constraint of {wrong[0]}" if wrong else type(inner).__name__
     raise ClusterError(
         "With optimizer_state='sharded', workers that share a GPU or use "
-        "implementation=RING compute with elements of variables alone. "
+        "implementation=RING compute with elements of variables alone.\n"
         f"Received: {received}. Expected: no constraints, and one of Keras' "
         "Adam, AdamW, SGD, RMSprop, Adagrad, Adadelta, Adamax, Nadam and "
         "Lion. Or a GPU for each worker, or optimizer_state='mirrored'."

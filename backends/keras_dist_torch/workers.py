@@ -390,7 +390,7 @@ def check_alone() -> None:
     number = dist.get_world_size()
     if number > 1:
         raise ClusterError(
-            "No cluster was found, so each worker would train alone. "
+            "No cluster was found, so each worker would train alone.\n"
             "Received: a process that is in a group of torch.distributed with "
             f"{number - 1} others. Expected: variables that say who the "
             "workers are. Start the workers with torchrun, `keras-dist run`, "

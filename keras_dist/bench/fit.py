@@ -162,7 +162,7 @@ def make_strategy(choice: Choice) -> Strategy:
     present = default_devices(get_backend().list_devices())
     if len(present) < (choice.devices or 1):
         raise DeviceError(
-            f"--devices {choice.devices}: there are fewer devices. Received: "
+            f"--devices {choice.devices}: there are fewer devices.\nReceived: "
             f"{', '.join(map(str, present))}. Expected: at most "
             f"{len(present)}. To compute on virtual CPU devices, hide the "
             "accelerators from the framework."

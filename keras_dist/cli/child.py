@@ -40,7 +40,10 @@ class ChildError(Exception):
     @property
     def summary(self) -> str:
         """The reason and the last line of output: in a traceback, the error."""
-        last = self.lines.strip().rpartition("\n")[2].strip()
+        lines = self.lines.strip().splitlines()
+        frames = [n for n, line in enumerate(lines) if line.startswith("  ")]
+        # An error's message may have several lines, which are not indented.
+        last = " ".join(lines[frames[-1] + 1 if frames else -1 :]).strip()
         return f"{self}: {last}" if last else str(self)
 
 

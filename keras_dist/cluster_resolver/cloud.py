@@ -79,7 +79,7 @@ class TPUClusterResolver(ClusterResolver):
     ) -> None:
         if coordinator_name and not coordinator_address:
             raise ClusterError(
-                "`coordinator_name` needs `coordinator_address`. Received: "
+                "`coordinator_name` needs `coordinator_address`.\nReceived: "
                 f"coordinator_name={coordinator_name!r} without an address. "
                 "This resolver starts no coordinator. Pass the address of "
                 "one as 'host:port', or leave both arguments out."

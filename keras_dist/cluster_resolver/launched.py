@@ -334,7 +334,7 @@ class MPIClusterResolver(WorkersResolver):
         if not host or not port:
             raise ClusterError(
                 f"MPI started {number} workers, but does not say where they "
-                "meet. Set MASTER_ADDR (the host of rank 0) and MASTER_PORT "
+                "meet.\nSet MASTER_ADDR (the host of rank 0) and MASTER_PORT "
                 "(a free port there) for all of them: with Open MPI `mpirun "
                 "-x MASTER_ADDR=... -x MASTER_PORT=...`, with MPICH `mpiexec "
                 "-genv MASTER_ADDR ... -genv MASTER_PORT ...`. You can leave "

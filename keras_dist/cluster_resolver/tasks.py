@@ -55,7 +55,7 @@ def cluster_of(resolver: ClusterResolver | None) -> Cluster | None:
     if task_type is None or task_id is None:
         raise ClusterError(
             f"The cluster has {number} workers, but it is not known which of "
-            f"them this process is. Received: task_type={task_type!r} and "
+            f"them this process is.\nReceived: task_type={task_type!r} and "
             f"task_id={task_id!r} from {type(resolver).__name__}. Expected: a "
             "value for each. In TF_CONFIG, both are in 'task'."
         )

@@ -208,7 +208,7 @@ def check_no_distribution(strategy: object, what: str) -> None:
     if distribution is not None:
         raise StrategyMismatchError(
             "`keras.distribution` and a strategy both decide where variables "
-            f"and batches are placed. Received: {what} of {strategy!r}, while "
+            f"and batches are placed.\nReceived: {what} of {strategy!r}, while "
             f"{distribution!r} is set. Expected: only one of the two. Before "
             "you use the strategy, call "
             "`keras.distribution.set_distribution(None)`, or leave "

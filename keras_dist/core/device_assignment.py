@@ -239,7 +239,7 @@ class _Blocks:
         )
         if mode == DeviceOrderMode.RING and not can:
             raise ValueError(
-                "The replicas can't form a ring. Received: "
+                "The replicas can't form a ring.\nReceived: "
                 f"device_order_mode={mode!r}. Expected: replicas that have all "
                 "cores of their chips, without strides, and together the "
                 "whole mesh. Else pass `DeviceOrderMode.AUTO`."

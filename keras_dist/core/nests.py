@@ -116,7 +116,7 @@ def check_counts(nest: object, num_replicas: int) -> None:
     def check(leaf: object) -> None:
         if isinstance(leaf, _VALUES) and len(leaf.values) != num_replicas:
             raise ValueError(
-                "A per-replica value must have a component for each replica. "
+                "A per-replica value must have a component for each replica.\n"
                 f"Received: {len(leaf.values)} components in {leaf!r}. "
                 f"Expected: {num_replicas}. The value may come from another "
                 "strategy."
@@ -286,7 +286,7 @@ def hidden_field(value: object) -> str | None:
 def refuse_result(value: object) -> None:
     """Raises `TraceError` for an object that holds a traced tensor."""
     raise TraceError(
-        "A compiled function returned an object that contains a tensor. "
+        "A compiled function returned an object that contains a tensor.\n"
         "Outside of the function, this tensor has no value. Received: a "
         f"{type(value).__name__}. Expected: tensors in {_NESTS}. Return the "
         "tensors, and make the object from them outside of the function."
@@ -299,7 +299,7 @@ def refuse_objects(nest: object, method: str, cause: Exception) -> None:
         for value in leaf.values if isinstance(leaf, _VALUES) else (leaf,):
             if _is_object(value):
                 raise TypeError(
-                    f"`{method}` takes tensors and numbers, in {_NESTS}. "
+                    f"`{method}` takes tensors and numbers, in {_NESTS}.\n"
                     f"Received: {value!r} of type {type(value).__name__}. "
                     f"`{method}` does not look inside this object. Pass the "
                     "values that the object contains, in a dict for instance."

@@ -125,7 +125,7 @@ def check_numbers(value: object) -> None:
     if not is_text and getattr(dtype, "kind", None) not in ("O", "S", "U"):
         return
     raise TypeError(
-        f"Only numbers and booleans can be reduced. Received: {value!r}. "
+        f"Only numbers and booleans can be reduced.\nReceived: {value!r}. "
         "Expected: tensors, arrays or Python numbers. "
         "`strategy.experimental_local_results` returns the replicas' values "
         "unchanged, and `gather` concatenates tensors of strings."
@@ -146,7 +146,7 @@ def check_shapes(values: Sequence[Any]) -> None:
     if any(shape != known[0] for shape in known):
         raise ValueError(
             "Values can't be combined element by element: replicas have "
-            f"different shapes. Received: {shapes}. Expected: the same shape "
+            f"different shapes.\nReceived: {shapes}. Expected: the same shape "
             "on each replica. Pass `axis=0` to `reduce` to reduce along rows "
             "as well, or use `gather`."
         )

@@ -20,7 +20,7 @@ def check_arguments(
     except TypeError as error:
         expected = str(signature).split(" -> ")[0]
         raise TypeError(
-            f"{cls.__name__} can't be made: {error}. Expected: "
+            f"{cls.__name__} can't be made: {error}.\nExpected: "
             f"{cls.__name__}{expected}. For several replicas, pass the name "
             'of each device, as in `MirroredStrategy(["gpu:0", "gpu:1"])`. '
             "Without arguments, the strategy uses all devices that "

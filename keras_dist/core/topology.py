@@ -228,7 +228,7 @@ def _read(serialized: bytes) -> tuple[Any, Any]:
         return content["mesh_shape"], content["device_coordinates"]
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(
-            "The topology could not be read from bytes. Received: "
+            "The topology could not be read from bytes.\nReceived: "
             f"{serialized!r} of type {type(serialized).__name__}. Expected: "
             "the result of keras_dist's `Topology.serialized()`. TensorFlow "
             "reads its own: pass `mesh_shape` and `device_coordinates` of its "

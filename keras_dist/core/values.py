@@ -119,7 +119,7 @@ def own_component(value: Any, name: str) -> tuple[bool, Any]:
     if not isinstance(index, int):
         raise TraceError(
             f"A compiled function uses a {name} value that was not passed to "
-            "it. All replicas run the same program, so the function can't "
+            "it.\nAll replicas run the same program, so the function can't "
             f"tell which replica's component to use. Received: {value!r}. "
             "Expected: an argument. Pass the value in `args` of "
             "`strategy.run`, itself or in a list, tuple or dict. Each "

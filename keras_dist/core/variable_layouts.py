@@ -51,7 +51,7 @@ class VariableLayouts:
         if len(set(axes_by_pattern.values())) > 1:
             raise ValueError(
                 f"Patterns of `layout_map` contradict each other about "
-                f"variable '{path}'. Received: {axes_by_pattern}. Expected: "
+                f"variable '{path}'.\nReceived: {axes_by_pattern}. Expected: "
                 "one layout for each variable. Make the patterns match other "
                 "paths, or add the variable's whole path, which comes before "
                 "patterns."
@@ -93,7 +93,7 @@ class VariableLayouts:
         if unused:
             raise ValueError(
                 "A pattern of `layout_map` names no variable of the "
-                f"strategy. Received: {unused}. Expected: regular expressions "
+                f"strategy.\nReceived: {unused}. Expected: regular expressions "
                 "that match the whole `path` of a variable. Print "
                 "`[v.path for v in model.variables]`, and correct or remove "
                 "the pattern."
@@ -131,7 +131,7 @@ def _check_mesh(mesh: Any, num_devices: int) -> None:
     if sizes.get(LOGICAL) != num_devices:
         raise ValueError(
             "The mesh of `layout_map` has to have the replicas' logical "
-            f"devices along its axis '{LOGICAL}'. Received: the axes {sizes}, "
+            f"devices along its axis '{LOGICAL}'.\nReceived: the axes {sizes}, "
             f"with logical_devices={num_devices}. Expected: '{LOGICAL}' of "
             f"size {num_devices}. Or pass a dict, which needs no mesh."
         )

@@ -39,7 +39,7 @@ def listed_gpus() -> tuple[int, str | None]:
         )
     except subprocess.TimeoutExpired as error:
         raise GpusError(
-            "It is unknown which GPUs the workers share. Received: "
+            "It is unknown which GPUs the workers share.\nReceived: "
             f"`nvidia-smi --list-gpus` did not end within {_SECONDS} seconds. "
             f"Expected: a list of GPUs. Set {VISIBLE}, to an empty text for "
             "no GPU, or check the driver."

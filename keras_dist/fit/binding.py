@@ -88,7 +88,7 @@ def _check_layout(variable: keras.Variable, strategy: StrategyBase) -> None:
         raise StrategyMismatchError(
             f"Variable '{variable.path}' has a layout of "
             f"`keras.distribution`, but {strategy!r} decides where its "
-            f"variables are. Received: layout={layout!r}. Expected: a "
+            f"variables are.\nReceived: layout={layout!r}. Expected: a "
             "variable without a layout. Make the variable, or the model, "
             "while no distribution is set."
         )
@@ -241,7 +241,7 @@ class Binding:
             if current_call() is not None:
                 raise RuntimeError(
                     f"`{name}` of model '{model.name}' was called in a "
-                    "function that `strategy.run` calls on each replica. But "
+                    "function that `strategy.run` calls on each replica.\nBut "
                     f"`{name}` itself divides batches over the replicas. Call "
                     f"`{name}` outside of `run`. Inside, call the model "
                     "itself."

@@ -195,7 +195,7 @@ def _check_alike(everyone: list[Any]) -> None:
     for index, declaration in enumerate(declared):
         if declaration != declared[0]:
             raise ReplicaDivergenceError(
-                "Replicas made different variables in the same place. "
+                "Replicas made different variables in the same place.\n"
                 f"Received: {_text(*declared[0])} on replica 0, "
                 f"{_text(*declaration)} on replica {index}. Expected: the same "
                 "variable on each replica, which then has its own copy. For a "
@@ -277,7 +277,7 @@ def _check(model: keras.Model) -> None:
             continue
         raise StrategyMismatchError(
             f"Model '{model.name}' was made outside of any scope, but its "
-            f"variable '{variable.path}' belongs to {owner!r}. Expected: a "
+            f"variable '{variable.path}' belongs to {owner!r}.\nExpected: a "
             "model whose parts all belong to one strategy. Make the model, "
             "its layers and its optimizer inside of the scope, or all of "
             "them outside. Or adopt the model with "

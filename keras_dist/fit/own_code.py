@@ -138,7 +138,7 @@ def tell(strategy: StrategyBase, model: keras.Model) -> None:
     count, code = strategy.plan.num_replicas, first_of(users_code)
     warnings.warn(
         f"Model '{model.name}' has code of yours that keras_dist runs once in "
-        f"each of {count} replicas, on the rows of that replica: {code}. "
+        f"each of {count} replicas, on the rows of that replica: {code}.\n"
         "Code that treats each row alone gives the numbers of one device. A "
         "number that it computes counts as a mean over rows. Code that needs "
         "all rows (a sum, pairs of rows, a statistic of the batch) or counts "

@@ -59,7 +59,7 @@ def notice(model: keras.Model) -> None:
     origin = vars(model).pop(_ATTRIBUTE, None)
     if origin is not None:
         warnings.warn(
-            f"Model '{model.name}' trains on one device. Received: a model "
+            f"Model '{model.name}' trains on one device.\nReceived: a model "
             "that was made outside of any scope, from a saved file or a "
             f"configuration of a model that {origin} distributed. Expected: a "
             "distributed model, if it should train on several devices. Make "
@@ -80,7 +80,7 @@ def notice_scope(model: keras.Model) -> None:
     forget(model)
     warnings.warn(
         f"Model '{model.name}' runs on one device, although the scope of "
-        f"{strategy!r} is open. Received: a model that was made outside of "
+        f"{strategy!r} is open.\nReceived: a model that was made outside of "
         "any scope. Expected: a distributed model, if it should run on "
         "several devices. Make it inside of `with strategy.scope():`, or "
         "call `strategy.distribute(model)` before its first `fit`. If it "

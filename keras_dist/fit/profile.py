@@ -67,7 +67,7 @@ class StepProfile(
         if getattr(binding, "strategy", None) is not self._strategy:
             owner = "no strategy" if binding is None else binding.strategy
             raise StrategyMismatchError(
-                "`strategy.profile` records models of its own strategy. "
+                "`strategy.profile` records models of its own strategy.\n"
                 f"Received: model '{model.name}' of {owner!s} in `fit`, and "
                 f"a profile of {self._strategy!r}. Call `profile` of the "
                 "model's strategy. Make the model in `strategy.scope()`, or "
@@ -121,7 +121,7 @@ class StepProfile(
     def _start(self) -> None:
         if _running:
             raise RuntimeError(
-                "A process records one profile at a time. Received: "
+                "A process records one profile at a time.\nReceived: "
                 f"strategy.profile({self._directory!r}), while "
                 f"strategy.profile({_running[0]._directory!r}) records. "
                 "Expected: one profile after the other. Use one profile only, "

@@ -174,7 +174,7 @@ def _apart(
     counts = [None if ids is None else len(ids) for ids in trains]
     return ReplicaDivergenceError(
         f"Replicas gave optimizer '{optimizer.name}' the gradients of "
-        f"different variables. Received: {counts} variables, by replica, or "
+        f"different variables.\nReceived: {counts} variables, by replica, or "
         "others of them. Each replica runs the step once, so a count in a "
         "Python attribute rises by "
         f"{len(trains)} in each step. Expected: the same variables on each "
@@ -193,7 +193,7 @@ def _check_gradients_add_up(
         if getattr(variable, "overwrite_with_gradient", False):
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' is overwritten with its "
-                "gradient. Float8 training does this with the largest number "
+                "gradient.\nFloat8 training does this with the largest number "
                 "of a batch, but each replica sees only its own rows. "
                 f"Received: {step.strategy!r}. Expected: a layer without "
                 "float8 quantization, one device, or `fit` on JAX, where one "
@@ -259,7 +259,7 @@ def _look_at(optimizer: Any, variables: Any) -> None:
     warnings.warn(
         f"Nothing is distributed: optimizer '{optimizer.name}' updates "
         f"variable '{variables[0].path}' of {strategy!r} outside of `fit` and "
-        "`strategy.run`. Neither was called before, so one device computes "
+        "`strategy.run`.\nNeither was called before, so one device computes "
         "everything. Put the step into a function, and call it with "
         "`strategy.run(step, args=(batch,))`. Take the batch from "
         "`strategy.experimental_distribute_dataset`. "

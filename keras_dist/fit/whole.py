@@ -36,7 +36,7 @@ def explained(
     shape = (count, *square[1:])
     return UnsupportedModelError(
         "A step failed on a batch in which an array is as wide as the batch "
-        f"has rows. Received: shape {shape}. If it relates all rows with each "
+        f"has rows.\nReceived: shape {shape}. If it relates all rows with each "
         "other, as the adjacency matrix of a graph does, the batch is one "
         "whole, and its rows can't be divided among replicas. Expected: rows "
         "that stand alone. Make each graph one row, with an axis for graphs "

@@ -86,7 +86,7 @@ class DistributedDataset(StepsOfData):
         if self._only_iterator is not None:
             if self._only_iterator.is_over:
                 raise ValueError(
-                    "The data was read to its end, and can't be read again. "
+                    "The data was read to its end, and can't be read again.\n"
                     "Received: an iterator, such as a generator. Expected: "
                     "data that can be read several times. Pass a list, a "
                     "dataset, or a function without arguments that makes the "

@@ -245,7 +245,7 @@ class AgreedFeed(Feed):
             if any(state & _State.KNOWS_NO_EMPTY for state in states):
                 raise ValueError(
                     "A worker has less data than another, and can't make "
-                    "empty batches to fill the gap. Received: no element, or "
+                    "empty batches to fill the gap.\nReceived: no element, or "
                     "an element that can't be split, on "
                     f"{self._names(states, _State.KNOWS_NO_EMPTY)}. Expected: "
                     "dense arrays, and at least one element on each worker. "

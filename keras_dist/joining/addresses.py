@@ -116,7 +116,7 @@ def listen(
             else:
                 reason = f"is in use: {user_of(port)} has its port"
             raise ClusterError(
-                f"The address {address!r} {reason}. Expected: a free port of "
+                f"The address {address!r} {reason}.\nExpected: a free port of "
                 "this machine. Choose another port, or end the process that "
                 "uses this one. It may be a worker of another job, or one "
                 "that is left from an earlier start."

@@ -126,7 +126,7 @@ def _check(
             )
     if start_method in ("fork", "forkserver"):
         raise ValueError(
-            f"start_method={start_method!r} can't work. A forked process has "
+            f"start_method={start_method!r} can't work.\nA forked process has "
             "the memory of this process, but only one of its threads, the "
             "one that forked. A lock that another thread held stays locked "
             "forever, and the framework that Keras has loaded here runs such "

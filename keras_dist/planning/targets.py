@@ -83,7 +83,7 @@ def read_target(text: str) -> Target:
     kind = KINDS.get(match[1].lower()) if match else None
     if match is None or kind is None:
         raise ValueError(
-            f"--target {text}: there is no such target. Expected: a kind and "
+            f"--target {text}: there is no such target.\nExpected: a kind and "
             "a size, such as h100:8 (GPUs), h100:4x8 (hosts x GPUs), "
             "v5e:16x16 (a TPU's slice) or cpu:8. Kinds: "
             f"{', '.join(KINDS)}. `--target list` describes them."

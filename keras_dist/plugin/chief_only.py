@@ -60,7 +60,7 @@ def check_all_come(what: str) -> None:
     if code is not None:
         raise ReplicaDivergenceError(
             f"{what} needs all workers, but only the chief runs {code.name}, "
-            f"and would wait forever. Received: {what} in {code.name}. "
+            f"and would wait forever.\nReceived: {what} in {code.name}. "
             "Expected: a callback that reads `logs` and writes files. Let "
             "this one run on every worker: pass it without "
             "`keras_dist.on_chief`, or do this part in a callback of its own."

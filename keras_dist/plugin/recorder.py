@@ -171,7 +171,7 @@ def apart(
     )
     return ReplicaDivergenceError(
         "Workers are at different calls, so each of them would get wrong "
-        f"values, or wait forever. Received: {where}. Expected: the same "
+        f"values, or wait forever.\nReceived: {where}. Expected: the same "
         "calls, in the same lines and order, on values of the same dtypes and "
         "shapes, on every worker. Look for code that only some workers run "
         "(such as `if task_id == 0`, or a callback that only the chief has), "

@@ -43,7 +43,7 @@ def divergence(places: Sequence[str | None]) -> ReplicaDivergenceError:
         for index, place in enumerate(places)
     )
     return ReplicaDivergenceError(
-        f"Replicas took different paths, so some would wait forever: {where}. "
+        f"Replicas took different paths, so some would wait forever: {where}.\n"
         "Some replicas made a different number of "
         "replica_context().merge_call() calls, or of other calls at which "
         "replicas wait for each other. Expected: the same losses, metrics, "

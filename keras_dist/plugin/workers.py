@@ -97,13 +97,13 @@ class Workers(ABC):
         if options not in (self.options, CommunicationOptions()):
             raise ClusterError(
                 "A process connects to the other workers only once, with the "
-                f"options of its first strategy. Received: {options}. "
+                f"options of its first strategy.\nReceived: {options}. "
                 f"Expected: {self.options}. Pass the same "
                 "`communication_options` to all strategies."
             )
         if cluster != self.cluster:
             raise ClusterError(
-                "A process belongs to one cluster until it ends. Received: "
+                "A process belongs to one cluster until it ends.\nReceived: "
                 f"{cluster}. Expected: {self.cluster}. Make all strategies "
                 "with the same cluster resolver."
             )

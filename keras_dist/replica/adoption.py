@@ -45,7 +45,7 @@ def adopt_slot(variable: keras.Variable, reference: keras.Variable) -> None:
     if not isinstance(variable, ShardedVariable):
         raise UnsupportedModelError(
             f"The optimizer's variable '{variable.path}' can't be divided "
-            f"into parts. Received: a {type(variable).__name__} with "
+            f"into parts.\nReceived: a {type(variable).__name__} with "
             f"synchronization={variable.synchronization!r}. Expected: a "
             "keras.Variable with the default synchronization. Or leave out "
             'optimizer_state="sharded".'

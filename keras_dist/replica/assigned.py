@@ -259,7 +259,7 @@ def _apart(given: _Given) -> ReplicaDivergenceError:
     error = ReplicaDivergenceError(
         f"Variable '{variable.path}' (dtype {variable.dtype}, "
         f"aggregation='{variable.aggregation}') was assigned different values "
-        "by the replicas of a step: each has only its own rows. Expected: the "
+        "by the replicas of a step: each has only its own rows.\nExpected: the "
         "same value on each replica, or an `aggregation=` where the variable "
         "is made, as in `self.add_weight(..., aggregation='mean')`: 'mean' "
         "(a mean over rows), 'sum' (a count, or another sum) or "

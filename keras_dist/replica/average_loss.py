@@ -58,7 +58,7 @@ def compute_average_loss(
     losses = ops.convert_to_tensor(per_example_loss)
     if not len(losses.shape):
         raise ValueError(
-            "per_example_loss must have at least one axis, the axis of rows. "
+            "per_example_loss must have at least one axis, the axis of rows.\n"
             f"Received: a scalar, {per_example_loss!r}. Expected: shape "
             "(rows, ...). Leave the reduction to this function: pass "
             "`reduction=None` to Keras' losses."

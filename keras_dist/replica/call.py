@@ -204,7 +204,7 @@ def check_scope(call: ReplicaCall) -> None:
     if keras_internals.stateless_scope() is not call.scope:
         raise UnsupportedModelError(
             "Keras no longer knows which replica runs, so assignments to "
-            "variables were not combined over the replicas. Received: a "
+            "variables were not combined over the replicas.\nReceived: a "
             "function under `strategy.run` that called "
             "`keras.utils.clear_session()`, or left a `keras.StatelessScope` "
             "open. Expected: a function that does neither. Clear the session "

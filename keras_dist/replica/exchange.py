@@ -154,7 +154,7 @@ def check_other_axes(
         return parts
     error = ReplicaDivergenceError(
         f"Replicas gave {what} arrays with rows, whose sizes along another "
-        f"axis depend on their number of rows. Received: shapes "
+        f"axis depend on their number of rows.\nReceived: shapes "
         f"{[tuple(part.shape) for part in parts]}. Expected: arrays that can "
         "be concatenated. Values of pairs of rows need all rows: compute them "
         "in a `keras.losses.Loss` or in the `update_state` of a "

@@ -61,7 +61,7 @@ class Function(CompiledFunction):
         except TypeError as error:
             raise TypeError(
                 f"A method of {type(instance).__name__} can't be compiled, "
-                "because keras_dist needs a weak reference to the object. "
+                "because keras_dist needs a weak reference to the object.\n"
                 f"Received: {instance!r}. Expected: an object that can be "
                 "weakly referenced. Add '__weakref__' to its `__slots__`, or "
                 "compile a plain function."

@@ -67,7 +67,7 @@ def check_run_counts(strategy: Any) -> None:
     if current.depth:
         raise UnsupportedModelError(
             "`strategy.run` was called in a function that is being "
-            "differentiated, but gradients do not pass through `run`. "
+            "differentiated, but gradients do not pass through `run`.\n"
             f"Received: {strategy!r}, with {strategy.num_replicas_in_sync} "
             "replicas. Expected: `keras_dist.gradient` or `value_and_grad` "
             "on each replica, in the function that `strategy.run` calls. Sum "
@@ -78,7 +78,7 @@ def check_run_counts(strategy: Any) -> None:
     if values_are_replaced():
         raise UnsupportedModelError(
             "`strategy.run` was called in a `keras.StatelessScope`, but "
-            "replicas do not see the values in this scope. Received: "
+            "replicas do not see the values in this scope.\nReceived: "
             f"{strategy!r}, with {strategy.num_replicas_in_sync} replicas. "
             "Expected: no scope around `run`. Open the scope on each "
             "replica, in the function that `strategy.run` calls."
@@ -178,7 +178,7 @@ def _differentiate(
     ]
     if not sources:
         raise ValueError(
-            "There is nothing to differentiate with respect to. Received: "
+            "There is nothing to differentiate with respect to.\nReceived: "
             f"variables={variables!r}. Expected: at least one variable or "
             "tensor. If these are `model.trainable_variables`, the model is "
             "probably not built yet. Build it first, with "
@@ -243,7 +243,7 @@ def _check_float(source: Any) -> None:
     if not keras.backend.is_float_dtype(dtype):
         what = getattr(source, "path", None)
         raise ValueError(
-            "Only floats have gradients. Received: "
+            "Only floats have gradients.\nReceived: "
             + (f"variable '{what}'" if what else "a tensor")
             + f" of dtype '{dtype}'. Expected: a float dtype. Cast it, or "
             "leave it out of `variables`."
@@ -278,7 +278,7 @@ def _scalar(value: object) -> Any:
             return value
         received = f"a tensor of shape {tuple(shape)} and dtype '{name}'"
     raise ValueError(
-        "The function has to return a float scalar to differentiate. "
+        "The function has to return a float scalar to differentiate.\n"
         f"Received: {received}. Return the loss, reduced for instance with "
         "keras_dist.compute_average_loss. To return anything else too, use "
         "has_aux=True."

@@ -299,7 +299,7 @@ def refuse_sparse(value: object, method: str) -> None:
         getattr(value, "is_sparse", False) is True
     ):
         raise NotImplementedError(
-            f"{method} does not support {kind}. Received: {value!r}. "
+            f"{method} does not support {kind}.\nReceived: {value!r}. "
             "Expected: a dense tensor. First make it dense, with a function of "
             "the framework."
         )

@@ -114,7 +114,7 @@ class DistributedVariable(keras.Variable):
         if isinstance(value, PerReplica):
             raise ValueError(
                 f"Variable '{self.path}' was given a value for each replica "
-                f"in cross-replica context. Received: {value!r}. Expected: "
+                f"in cross-replica context.\nReceived: {value!r}. Expected: "
                 "one value. Combine them first with `strategy.reduce`, or "
                 "assign inside of `strategy.run`."
             )

@@ -147,7 +147,7 @@ class DeprecatedMethods(StrategyBase):
         """
         if replication_mode is not InputReplicationMode.PER_WORKER:
             raise ValueError(
-                "Input replication mode not supported. Received: "
+                "Input replication mode not supported.\nReceived: "
                 f"replication_mode={replication_mode!r}. Expected: "
                 "InputReplicationMode.PER_WORKER. If each replica "
                 "should get its own dataset, use "

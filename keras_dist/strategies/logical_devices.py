@@ -24,7 +24,7 @@ def divide_devices(
     if len(devices) % count:
         names = ", ".join(map(str, devices))
         raise DeviceError(
-            "The devices can't be divided into replicas of equal size. "
+            "The devices can't be divided into replicas of equal size.\n"
             f"Received: logical_devices={count} and {len(devices)} device(s): "
             f"{names}. Expected: a multiple of {count} devices on each worker. "
             "Use other devices, or another number of logical devices."

@@ -79,7 +79,7 @@ class MirroredStrategy(Strategy):
         if checked is not None and logical_devices not in (None, 1):
             raise ValueError(
                 "Several logical devices combine values in the programs that "
-                "they run together. No CrossDeviceOps does this. Received: "
+                "they run together.\nNo CrossDeviceOps does this. Received: "
                 f"logical_devices={logical_devices!r} and "
                 f"cross_device_ops={cross_device_ops!r}. Pass only one of the "
                 "two arguments."
@@ -88,7 +88,7 @@ class MirroredStrategy(Strategy):
             name = "variables" if variables == "sharded" else "optimizer_state"
             raise ValueError(
                 f"With {name}='sharded', each replica gets only the parts of "
-                "gradients that it updates. No CrossDeviceOps does this. "
+                "gradients that it updates.\nNo CrossDeviceOps does this. "
                 f"Received: cross_device_ops={cross_device_ops!r}. Pass only "
                 "one of the two arguments."
             )

@@ -140,7 +140,7 @@ def _check_alike(plan: Plan, workers: Workers) -> None:
     texts = enumerate(workers.texts(settings))
     received = "; ".join(f"{text} on worker {index}" for index, text in texts)
     raise ClusterError(
-        "All workers have to make the same strategy. Received: "
+        "All workers have to make the same strategy.\nReceived: "
         f"{received}. Expected: the same arguments on each worker. Run the "
         "same script, with the same settings, on every worker."
     )

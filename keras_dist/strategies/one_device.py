@@ -37,7 +37,7 @@ def one_device_plan(device: str) -> Plan:
     """Builds the plan of a `OneDeviceStrategy`, from its argument."""
     if not isinstance(device, (str, Device)):
         raise DeviceError(
-            "OneDeviceStrategy takes one device. Received: "
+            "OneDeviceStrategy takes one device.\nReceived: "
             f"device={device!r} of type {type(device).__name__}. Expected: a "
             "string such as 'cpu:0'. For several devices, use a "
             "`MirroredStrategy`."

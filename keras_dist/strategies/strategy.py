@@ -88,7 +88,7 @@ class Scope(contextlib.AbstractContextManager["Strategy"]):
         if kind is None and now != device and not is_forgotten:
             raise RuntimeError(
                 "Device scope nesting error: a device scope that was opened "
-                "inside of `strategy.scope()` is still open. Received: "
+                "inside of `strategy.scope()` is still open.\nReceived: "
                 f"{now!r} is the default device. Expected: {device!r}. Leave "
                 "the inner `with` first."
             )
@@ -838,7 +838,7 @@ class Strategy(DeprecatedMethods):
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(
             "A strategy can't be pickled: it stands for the devices of this "
-            f"process. Received: {self!r}. Expected: a strategy made in each "
+            f"process.\nReceived: {self!r}. Expected: a strategy made in each "
             "process. Call its constructor there. To pass a model, save it "
             "with `model.save(path)`, and load it in the scope, with "
             "`keras.models.load_model(path)`."

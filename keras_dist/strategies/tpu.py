@@ -174,7 +174,7 @@ def _devices(
     ):
         raise ValueError(
             "A device assignment needs replicas on each host, on the same "
-            f"cores of each. Received: cores by task, {by_task}. Expected: "
+            f"cores of each.\nReceived: cores by task, {by_task}. Expected: "
             f"tasks 0 to {num_hosts - 1}. Build it with the topology that "
             "`initialize_tpu_system` returns."
         )

@@ -71,7 +71,7 @@ def check_built(model: keras.Model) -> None:
         )
     if not model.built:
         raise ValueError(
-            f"Model '{model.name}' has no variables yet. Received: a model "
+            f"Model '{model.name}' has no variables yet.\nReceived: a model "
             "that is not built. Expected: a built model. Begin it with a "
             "`keras.Input`, call `model.build(input_shape)`, or call it on a "
             "batch."

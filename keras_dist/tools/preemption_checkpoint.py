@@ -107,7 +107,7 @@ class CheckpointOfObject(PreemptionCheckpoint):
         missing = [index for index, flag in enumerate(flags) if not flag]
         if missing:
             raise ClusterError(
-                f"Workers {missing} don't see what the chief has saved. "
+                f"Workers {missing} don't see what the chief has saved.\n"
                 f"Received: checkpoint_dir='{self._folder}'. Expected: a "
                 "folder that all workers share. Or pass the `keras.Model`: "
                 "then only the chief needs the file."

@@ -185,7 +185,7 @@ def test_a_cluster_in_which_this_process_is_alone(variables, told):
     ],
 )
 def test_variables_that_cannot_be_read(variables, message):
-    with pytest.raises(ClusterError, match=message):
+    with pytest.raises(ClusterError, match=f"(?s){message}"):
         detect(dict(variables))
 
 

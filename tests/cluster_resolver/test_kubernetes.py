@@ -72,7 +72,7 @@ def test_a_pod_that_does_not_run(api, phase):
     client = _Client(tensorflow=[_pod("t-abc", "10.1.2.3", phase)])
     resolver = api.KubernetesClusterResolver(override_client=client)
     message = f'Pod "t-abc" is not running; phase: "{phase}"'
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match=f"(?s){message}"):
         resolver.cluster_spec()
 
 
@@ -101,7 +101,7 @@ def test_locations(api):
 @contract("R-18", native=False)
 @pytest.mark.parametrize("location", [None, 1, "OFF_CLUSTER"])
 def test_another_location(location):
-    with pytest.raises(ClusterError, match=f"executable_loc.*{location!r}"):
+    with pytest.raises(ClusterError, match=f"(?s)executable_loc.*{location!r}"):
         KubernetesClusterResolver(
             override_client=THREE, executable_location=location
         )

@@ -210,5 +210,5 @@ MPI_MISREAD = [
 )
 def test_variables_that_can_not_be_read(cls, right, misread):
     for variables, message in misread:
-        with pytest.raises(ClusterError, match=message):
+        with pytest.raises(ClusterError, match=f"(?s){message}"):
             cluster_of(cls.reading(right | variables))

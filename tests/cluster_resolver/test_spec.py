@@ -83,7 +83,7 @@ def test_it_equals_what_makes_it_and_its_copies():
     empty = ClusterSpec({"worker": []})
     assert (empty.job_tasks("worker"), empty.num_tasks("worker")) == ([], 0)
     for index in ("first", -1, None):
-        with pytest.raises(ClusterError, match=f"at least 0. .*{index!r}"):
+        with pytest.raises(ClusterError, match=f"(?s)at least 0. .*{index!r}"):
             ClusterSpec({"worker": {index: "a:1"}})
 
 

@@ -82,7 +82,7 @@ def test_a_process_that_works_alone(spec, task_type):
     ],
 )
 def test_what_workers_cannot_train_with(spec, task, message):
-    with pytest.raises(ClusterError, match=message):
+    with pytest.raises(ClusterError, match=f"(?s){message}"):
         _cluster(spec, *task)
 
 
@@ -109,7 +109,7 @@ def test_an_address_of_every_interface(index):
         addresses = ["a:1", "b:1"]
         addresses[index] = f"{host}:9000"
         told = rf"address of worker {index} .*Expected: .* 127\.0\.0\.1"
-        with pytest.raises(ClusterError, match=told) as error:
+        with pytest.raises(ClusterError, match=f"(?s){told}") as error:
             _cluster({"worker": addresses}, "worker", 0)
         assert repr(addresses[index]) in str(error.value)
 
@@ -126,7 +126,9 @@ def test_coordinator_and_restarts_are_carried():
         1, "a:1", ("a:1", "b:1"), "c:2", 3, "a word"
     )
     variables["KERAS_DIST_COORDINATOR"] = "nowhere"
-    with pytest.raises(ClusterError, match="coordinator's address .*'nowhere'"):
+    with pytest.raises(
+        ClusterError, match="(?s)coordinator's address .*'nowhere'"
+    ):
         cluster_of(KerasDistClusterResolver.reading(variables))
 
 

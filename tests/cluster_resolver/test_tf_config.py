@@ -124,7 +124,7 @@ def test_bad_json_is_a_value_error(api, environ):
 def test_errors_name_the_variable(environ, value, message):
     environ["TF_CONFIG"] = value
     resolver = TFConfigClusterResolver()
-    with pytest.raises(ClusterError, match=message):
+    with pytest.raises(ClusterError, match=f"(?s){message}"):
         assert (resolver.cluster_spec(), resolver.task_id) is None
 
 

@@ -43,7 +43,7 @@ def make_model(kind=keras.Sequential, optimizer=None):
 
 
 def mismatch(match):
-    return pytest.raises(keras_dist.StrategyMismatchError, match=match)
+    return pytest.raises(keras_dist.StrategyMismatchError, match=f"(?s){match}")
 
 
 def assert_weights(model, expected):

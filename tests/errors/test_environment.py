@@ -38,7 +38,7 @@ def test_no_plugin_for_the_backend_or_no_framework(entry_points):
     )
     with pytest.raises(
         keras_dist.BackendNotFoundError,
-        match=rf"no_such_framework.*keras-dist\[{name}\]",
+        match=rf"(?s)no_such_framework.*keras-dist\[{name}\]",
     ):
         keras_dist.list_devices()
 

@@ -169,7 +169,7 @@ def test_what_is_combined_is_named(kind, of, method):
 def test_named_tuples_are_looked_into():
     strategy = make_strategy()
     nothing = keras_dist.PerReplica([None, None])
-    with pytest.raises(TypeError, match="Only numbers.* Received: None"):
+    with pytest.raises(TypeError, match="(?s)Only numbers.*Received: None"):
         strategy.reduce("SUM", nothing, axis=None)
     rows = rows_of(strategy)
 

@@ -74,7 +74,7 @@ def test_a_state_that_differs(layer, num_replicas, eager):
     before = state_of(model)
     with pytest.raises(
         keras_dist.ReplicaDivergenceError,
-        match=f"{state.name}.*dtype {state.dtype}.*aggregation='mean'",
+        match=f"(?s){state.name}.*dtype {state.dtype}.*aggregation='mean'",
     ):
         model.fit(**data, batch_size=7, **FIT)
     assert_same(state_of(model), before, rtol=0, atol=0)
@@ -167,7 +167,7 @@ def test_float8_takes_the_largest_of_all_rows(make):
     if not SEES_ALL_ROWS:
         with pytest.raises(
             keras_dist.UnsupportedModelError,
-            match=r"'.*_scale' is overwritten with its gradient.*one device",
+            match=r"(?s)_scale' is overwritten with its gradient.*one device",
         ):
             model.fit(**data, **options)
         model = _float8(1)
@@ -239,7 +239,7 @@ def test_a_batch_that_is_one_graph(run_eagerly):
     if not SEES_ALL_ROWS:
         raises = pytest.raises(
             keras_dist.UnsupportedModelError,
-            match=r"as wide as.*\(12, 12\).*can't be divided.*one device",
+            match=r"(?s)as wide as.*\(12, 12\).*can't be divided.*one device",
         )
     with raises:
         model.fit([nodes, adjacency], y, batch_size=12, **FIT)

@@ -150,7 +150,7 @@ def test_a_batch_without_a_hash_is_refused_by_name(number, num_replicas, make):
     ones = np.ones(2, "float32")
     with (
         strategy_of(num_replicas).scope(),
-        pytest.raises(TypeError, match="`how`.*'step'"),
+        pytest.raises(TypeError, match="(?s)`how`.*'step'"),
     ):
         keras_dist.scan_steps(step, iter([(ones, make())] * number), number)
 

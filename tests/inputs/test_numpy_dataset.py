@@ -69,7 +69,7 @@ def test_batches_that_are_asked_for_wrongly():
         dataset.batch(2).batch(2)
     with pytest.raises(ValueError, match="Received: batch_size=0"):
         dataset.batch(0)
-    with pytest.raises(ValueError, match="`count`.*Received: -2"):
+    with pytest.raises(ValueError, match="(?s)`count`.*Received: -2"):
         dataset.repeat(-2)
     with pytest.raises(ValueError, match="must come before `batch`"):
         dataset.batch(2).repeat()

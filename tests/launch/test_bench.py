@@ -226,7 +226,9 @@ def test_strategy_is_the_one_that_is_named(
     made = fit.make_strategy(choice)
     assert type(made) is expected
     assert made.num_replicas_in_sync == num_replicas
-    with pytest.raises(keras_dist.DeviceError, match="--devices 64: .*cpu:3"):
+    with pytest.raises(
+        keras_dist.DeviceError, match="(?s)--devices 64: .*cpu:3"
+    ):
         fit.make_strategy(Choice(devices=64))
 
 

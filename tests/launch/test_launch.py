@@ -213,7 +213,7 @@ def test_a_worker_that_leaves(end, message):
         if os.environ["KERAS_DIST_WORKER_INDEX"] == "1":
             exec(end, {"os": os, "sys": sys})
 
-    with pytest.raises(RuntimeError, match=f"worker 1.*{message}"):
+    with pytest.raises(RuntimeError, match=f"(?s)worker 1.*{message}"):
         launch(fn)
 
 
@@ -317,7 +317,7 @@ def test_keras_dist_in_a_worker(monkeypatch):
     ],
 )
 def test_bad_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"(?s){message}"):
         launch(**{"fn": print, **arguments})
 
 

@@ -145,7 +145,8 @@ def test_a_list_of_gpus_that_never_ends_is_an_error(
     monkeypatch.setattr(subprocess, "run", _never_ends)
     for count in (machine.gpus, slurm.count_gpus):
         with pytest.raises(
-            RuntimeError, match=r"within 60 seconds(?s:.*)CUDA_VISIBLE_DEVICES"
+            RuntimeError,
+            match=r"(?s)within 60 seconds(?s:.*)CUDA_VISIBLE_DEVICES",
         ):
             count({})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")

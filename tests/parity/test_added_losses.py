@@ -274,7 +274,7 @@ def test_a_number_is_taken_for_a_mean_and_told_of_once():
 
     with pytest.warns(
         keras_dist.ReplicaCodeWarning,
-        match=r"Layer 'bare_sum.*adds a number.*sum_over_rows",
+        match=r"(?s)Layer 'bare_sum.*adds a number.*sum_over_rows",
     ) as caught:
         actual = _train(3, bare_sum)
     assert len([w for w in caught if "a number" in str(w.message)]) == 1

@@ -230,7 +230,7 @@ def test_what_differs_has_to_be_declared(eager):
     before = model.get_weights()
     with pytest.raises(
         keras_dist.ReplicaDivergenceError,
-        match=r"undeclared\w*/seen_float32.*aggregation=.*set_aggregation",
+        match=r"(?s)undeclared\w*/seen_float32.*aggregation=.*set_aggregation",
     ):
         model.fit(**models.table(16), **FIT)
     # Nothing is lost.
@@ -271,7 +271,7 @@ def test_what_can_not_be_declared_is_refused():
     layer.build((None, 4))
     with pytest.raises(ValueError, match="aggregation='average'"):
         keras_dist.set_aggregation(layer, "average")
-    with pytest.raises(ValueError, match=r"seen_int32.*int32.*'sum'"):
+    with pytest.raises(ValueError, match=r"(?s)seen_int32.*int32.*'sum'"):
         keras_dist.set_aggregation(layer, "mean")
     with pytest.raises(ValueError, match="layer that is built"):
         keras_dist.set_aggregation(layers.Dense(1), "mean")

@@ -109,7 +109,7 @@ def test_the_plain_model_trains_on():
     if BACKEND == "tensorflow":
         with pytest.raises(
             keras_dist.StrategyMismatchError,
-            match=r"dense.*kernel' belongs to .*distribute\(model\)",
+            match=r"(?s)dense.*kernel' belongs to .*distribute\(model\)",
         ):
             _train_base_again(strategy_of(2))
         return

@@ -163,10 +163,10 @@ def test_one_profile_at_a_time(tmp_path):
     model = _model(strategy)
     message = r"one profile at a time.*traces-b.*while.*traces-a"
     with strategy.profile(tmp_path / "traces-a"):
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(RuntimeError, match=f"(?s){message}"):
             _fit(model, strategy.profile(tmp_path / "traces-b", (0, 2)))
         with (
-            pytest.raises(RuntimeError, match=message),
+            pytest.raises(RuntimeError, match=f"(?s){message}"),
             strategy.profile(tmp_path / "traces-b"),
         ):
             pass
@@ -201,7 +201,7 @@ WRONG = [3, (3,), (1, 2, 3), (5, 5), (6, 5), (-1, 5), (0.0, 5)]
 def test_arguments_that_can_not_be(tmp_path):
     strategy = _two_replicas()
     for steps in (*WRONG, (False, True), "12"):
-        with pytest.raises(ValueError, match="Received: .*two integers"):
+        with pytest.raises(ValueError, match="(?s)Received: .*two integers"):
             strategy.profile(tmp_path, steps=steps)
     path = tmp_path / "file"
     path.touch()

@@ -46,7 +46,7 @@ def test_what_sessions_needed_is_accepted_and_other_modes_are_not(kind):
     assert strategy.configure(session_config=config) is None
     assert strategy.group([1.0]) is None
     mode = keras_dist.InputReplicationMode.PER_REPLICA
-    with pytest.raises(ValueError, match="not supported.*PER_REPLICA"):
+    with pytest.raises(ValueError, match="(?s)not supported.*PER_REPLICA"):
         strategy.make_input_fn_iterator(lambda _: [], mode)
 
 
@@ -144,5 +144,5 @@ def test_a_dataset_of_arrays_without_tensorflow(monkeypatch):
 
     monkeypatch.setattr(keras_data, "tf_dataset_of_rows", lambda: None)
     rows = keras_dist.get_strategy().experimental_make_numpy_dataset([1.0])
-    with pytest.raises(AttributeError, match="`shuffle`.*pip install"):
+    with pytest.raises(AttributeError, match="(?s)`shuffle`.*pip install"):
         rows.shuffle(2)

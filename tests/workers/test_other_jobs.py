@@ -32,7 +32,7 @@ def assert_refused(worker, *told):
     status, _ = worker.end()
     text = worker.text()
     assert status == 1, text[-4000:]
-    (message,) = re.findall(r"^.*ClusterError: (.*)$", text, re.M)
+    (message,) = re.findall(r"ClusterError: ((?:.+\n)+)", text)
     for each in told:
         assert each in message
 

@@ -185,16 +185,16 @@ def _check(options: CommunicationOptions) -> None:
     if options.dtype is not None:
         raise ClusterError(
             "On JAX the compiler chooses the dtype in which gradients are "
-            "sent, which may be a wider one. Received: "
+            "sent, which may be a wider one.\nReceived: "
             f"dtype={options.dtype!r} in `CommunicationOptions`. Expected: "
             "None. Train in 'mixed_bfloat16', or choose the torch backend."
         )
     if runtime.num_connected():
         raise RuntimeError(
             "`jax.distributed.initialize` has been called, by this program or "
-            "by its launcher. Expected: a strategy of several workers connects "
-            "them itself. Leave out that call. With Ray's JaxTrainer, pass "
-            "`jax_config=JaxConfig()`."
+            "by its launcher.\nExpected: a strategy of several workers "
+            "connects them itself. Leave out that call. With Ray's "
+            "JaxTrainer, pass `jax_config=JaxConfig()`."
         )
     if runtime.has_started():
         raise RuntimeError(
@@ -209,7 +209,7 @@ def check_alone() -> None:
     number = runtime.num_connected()
     if number > 1:
         raise ClusterError(
-            "No cluster was found, so each worker would train alone. "
+            "No cluster was found, so each worker would train alone.\n"
             f"Received: a process that JAX connects with {number - 1} others, "
             "by `jax.distributed.initialize`. Expected: the strategy connects "
             "the workers. Leave out that call, and start the workers with "

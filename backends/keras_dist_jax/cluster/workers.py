@@ -210,7 +210,7 @@ def devices_of(cluster: Cluster, platform: str | None = None) -> list[Any]:
     counts = [len(devices) for devices in by_worker]
     if len(set(counts)) > 1:
         raise ClusterError(
-            "Each worker needs as many devices as the others. Received: "
+            "Each worker needs as many devices as the others.\nReceived: "
             f"{counts} devices on workers 0 to {len(counts) - 1}. Expected: "
             "the same number on each. Hide some devices, for instance with "
             "CUDA_VISIBLE_DEVICES, or set KERAS_DIST_VIRTUAL_DEVICES to one "

@@ -145,7 +145,7 @@ class JaxExecutor(Executor):
                 raise UnsupportedModelError(
                     "`strategy.run` can't be traced by `jax.jit`, `jax.grad` "
                     "or similar functions: it calls a function once for each "
-                    "replica, on the replica's own device. Received: "
+                    "replica, on the replica's own device.\nReceived: "
                     f"{leaf!r} as an argument. Expected: arrays. Use the "
                     "transformation inside of the replica function."
                 )

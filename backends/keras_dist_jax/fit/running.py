@@ -371,7 +371,7 @@ def groups_like(new: Any, old: Any) -> list[list[Any]]:
     if got != expected:
         raise ValueError(
             "A step returned a state with a different number of values than "
-            f"it was given. Received: groups of {got} values. Expected: "
+            f"it was given.\nReceived: groups of {got} values. Expected: "
             f"{expected}. Return a value for each variable, even if it did "
             "not change."
         )

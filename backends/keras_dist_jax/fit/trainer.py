@@ -91,7 +91,7 @@ def _check_lengths(
         known = {id(v) for group in groups for v in group}
         raise UnsupportedModelError(
             f"`{name}` of model '{model.name}' made variables while it was "
-            f"traced. Received: {got} variables in the groups "
+            f"traced.\nReceived: {got} variables in the groups "
             f"{list(_GROUPS[name])}. Expected: {expected} variables, "
             f"{len(known)} in all, as before the step. Build layers, "
             "optimizers and metrics before `fit`: call the model and "

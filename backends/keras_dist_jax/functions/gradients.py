@@ -227,7 +227,7 @@ def _leaving(variable: keras.Variable, value: object) -> TraceError:
     return TraceError(
         f"Variable '{variable.path}' was assigned in a function that "
         "`jax.jit`, `jax.checkpoint`, `keras.RematScope` or a loop of JAX "
-        "traces, inside of a function that is differentiated. JAX only lets "
+        "traces, inside of a function that is differentiated.\nJAX only lets "
         "values leave the inner function as results. Received: "
         f"{value!r}. Expected: assignments outside of the inner function, or "
         "in a `keras_dist.function`. Return the value from the inner "
@@ -240,7 +240,7 @@ def _value(below: object, variable: keras.Variable) -> Any:
     value = value_in(below, variable)
     if value is None:
         raise ValueError(
-            f"Variable '{variable.path}' has no value yet. Received: a "
+            f"Variable '{variable.path}' has no value yet.\nReceived: a "
             "variable that was made in a `keras.StatelessScope`, or while "
             "`fit` traced a step that does not get the variable as part of "
             "its state. Expected: a variable that has a value. Build the "

@@ -397,7 +397,7 @@ def _of_while(
 def _met_by_some(where: str) -> ReplicaDivergenceError:
     return ReplicaDivergenceError(
         f"Replicas can't wait for each other in {where}: they would wait "
-        "forever. Received: a collective, an update or an assignment inside "
+        "forever.\nReceived: a collective, an update or an assignment inside "
         "of control flow that depends on each replica's own data. Expected: "
         "calls that all replicas reach. Make the call first, then choose "
         "between values with `keras.ops.where`."

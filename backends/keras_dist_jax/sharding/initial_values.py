@@ -74,7 +74,7 @@ class InitialValues:
         if len({*everyones[:, 0].tolist()}) > 1:
             raise ReplicaDivergenceError(
                 "Workers made different variables, so they can't train "
-                f"together. Received: on this worker, '{variable.path}' of "
+                f"together.\nReceived: on this worker, '{variable.path}' of "
                 f"shape {tuple(variable.shape)} and {variable.dtype}, by "
                 f"{made[0].__name__}. Another worker made another one. "
                 "Expected: the same shapes, dtypes and initializers in the "

@@ -267,7 +267,7 @@ class ShardedOptimizer:
             raise UnsupportedModelError(
                 f"Optimizer '{optimizer.name}' of class "
                 f"{type(optimizer).__name__} can't be made again for parts of "
-                f"variables. Received: variables of shapes {theirs}, and of "
+                f"variables.\nReceived: variables of shapes {theirs}, and of "
                 f"shapes {[tuple(v.shape) for v in ours]} for parts. "
                 "Expected: variables that depend only on its config, and "
                 "slots made with `add_variable_from_reference`. Change the "
@@ -372,7 +372,7 @@ def check_gradients(
     unknown = [v.path for v in variables if id(v) not in known]
     if unknown or len(gradients) != len(variables):
         raise ValueError(
-            f"Optimizer '{optimizer.name}' was built for other variables. "
+            f"Optimizer '{optimizer.name}' was built for other variables.\n"
             f"Received: {len(gradients)} gradients for {len(variables)} "
             f"variables. The optimizer does not know {unknown}. Expected: "
             f"gradients of the {len(trained)} variables that it was built "
@@ -386,7 +386,7 @@ def check_variables(variables: Sequence[keras.Variable]) -> None:
         if getattr(variable, "overwrite_with_gradient", False):
             raise UnsupportedModelError(
                 f"Variable '{variable.path}' is overwritten with its "
-                "gradient, as float8 training does. Such a gradient can't be "
+                "gradient, as float8 training does.\nSuch a gradient can't be "
                 "divided into parts. Received: optimizer_state='sharded'. "
                 "Expected: a layer without float8 quantization, or "
                 "optimizer_state='mirrored'."

@@ -46,7 +46,7 @@ def check_optimizer(optimizer: keras.Optimizer) -> None:
         return
     raise UnsupportedModelError(
         "With optimizer_state='sharded', each replica updates its part of "
-        "each variable, so an optimizer has to work on each element alone. "
+        "each variable, so an optimizer has to work on each element alone.\n"
         f"Received: '{optimizer.name}' of class {cls.__name__}: {reason}. "
         f"Expected: one of Keras' {', '.join(_ELEMENTWISE)}, or a class of "
         f"your own that declares `{DECLARATION} = True`. Use one of these, or "

@@ -56,7 +56,7 @@ def compiled_for(
     backend = get_backend()
     if not isinstance(backend, CompilesForTargets):
         raise ValueError(
-            "--target: only JAX has compilers for machines that are not here. "
+            "--target: only JAX has compilers for machines that are not here.\n"
             f"Received: the backend '{keras.backend.backend()}'. Expected: "
             "--backend jax. Or leave --target out: the arithmetic of `plan` "
             "holds for every backend."
@@ -169,7 +169,7 @@ def _inputs_of(spec: str, model: keras.Model, rows: int) -> Any:
     texts = [leaf for leaf in leaves if not is_numeric(str(leaf.dtype))]
     if texts:
         raise ValueError(
-            f"--model {spec}: a step reads no arrays of text. Received: the "
+            f"--model {spec}: a step reads no arrays of text.\nReceived: the "
             "input "
             f"'{texts[0].name}' of dtype {texts[0].dtype}. Expected: inputs of "
             "numbers. Move the layers that read text to the data pipeline."

@@ -60,7 +60,7 @@ def _check(
     ]
     raise ReplicaDivergenceError(
         "Workers are about to compute different things, so they would wait "
-        "for each other, or their weights would part. Received: "
+        "for each other, or their weights would part.\nReceived: "
         f"{first_of(differences, '; ')}. "
         "Expected: the same call, models, variables, settings and versions on "
         "every worker. Give each worker the whole data and the global batch "

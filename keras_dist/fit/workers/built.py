@@ -34,7 +34,7 @@ def built_for(model: keras.Model) -> Built:
             if id(variable) not in positions:
                 raise UnsupportedModelError(
                     f"Optimizer '{optimizer.name}' could not be restored with "
-                    f"model '{model.name}'. Received: the optimizer at "
+                    f"model '{model.name}'.\nReceived: the optimizer at "
                     f"`model.{place}` was built for the variable "
                     f"'{variable.path}', which no layer of the model has. "
                     "Expected: a model with all variables that its optimizers "
@@ -102,7 +102,7 @@ def _check_built(
     trained = trainable_variables(optimizer) if optimizer.built else None
     if _ids(trained) != _ids(wanted):
         raise ValueError(
-            f"Optimizer '{optimizer.name}' can't be restored. Received: the "
+            f"Optimizer '{optimizer.name}' can't be restored.\nReceived: the "
             f"optimizer at `model.{place}` of '{model.name}', built for "
             f"{_paths(trained)}. Expected: {_paths(wanted)}, as when the "
             "checkpoint was saved. Restore before the optimizer is built, or "

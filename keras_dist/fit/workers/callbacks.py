@@ -99,7 +99,7 @@ def on_chief(callback: _Callback) -> _Callback:
     if isinstance(callback, _CHANGERS):
         raise ValueError(
             f"{type(callback).__name__} changes the model, which all workers "
-            f"have to do together. Received: on_chief({callback!r}). "
+            f"have to do together.\nReceived: on_chief({callback!r}). "
             "Expected: a callback that reads `logs` and writes. Pass this one "
             "without `on_chief`. It writes on the chief only."
         )

@@ -165,7 +165,7 @@ class CheckpointFolder:
         if os.path.lexists(self._index) and not _parts_of(self._text()):
             raise ValueError(
                 "A checkpoint in parts can't replace a file that it did not "
-                f"write. Received: path='{self.path}', with a file "
+                f"write.\nReceived: path='{self.path}', with a file "
                 f"'{_INDEX}' that is not one of `keras_dist.save_sharded`, or "
                 "is damaged. Expected: another folder. Or remove this file."
             )

@@ -173,7 +173,7 @@ def _distance(value: object, other: object) -> float:
 
 def _apart(of: str, differences: Sequence[str]) -> ReplicaDivergenceError:
     return ReplicaDivergenceError(
-        f"Variables must be equal everywhere. Received: {of}: "
+        f"Variables must be equal everywhere.\nReceived: {of}: "
         f"{first_of(differences)}. Expected: the same values on every worker "
         "and replica. Look for code that only some workers run, for files of "
         "weights that differ, and for random numbers of a worker's own."

@@ -126,7 +126,7 @@ def compare(
     others = ", ".join(str(i) for i in np.flatnonzero(differs[:, column]))
     raise ReplicaDivergenceError(
         "Workers were given different data, but all of them must read the "
-        "same batches. Each worker takes its own rows from these. Received: "
+        "same batches.\nEach worker takes its own rows from these. Received: "
         f"another `{name}` on worker {others} than on worker 0. "
         f"{_shown(values[name], workers)} Expected: the same data in the same "
         "order on every worker, in batches of the global size. Don't divide "

@@ -255,7 +255,7 @@ class TrainingState:
         backend, theirs = keras.backend.backend(), index[_BACKEND]
         if theirs != backend:
             raise ValueError(
-                "A checkpoint in parts is for the backend that saved it. "
+                "A checkpoint in parts is for the backend that saved it.\n"
                 f"Received: path='{self._folder.path}', of the backend "
                 f"'{theirs}'. Expected: a checkpoint of '{backend}', or "
                 f"KERAS_BACKEND={theirs}. `model.save_weights` saves for all "

@@ -58,7 +58,7 @@ def _refuse_arrays(data: object, where: str) -> None:
     is_array = isinstance(data, np.ndarray) or keras.ops.is_tensor(data)
     if is_array or isinstance(data, (tuple, Mapping, str, bytes)):
         raise ValueError(
-            f"`{where}` can't tell the batch size of arrays; batch first. "
+            f"`{where}` can't tell the batch size of arrays; batch first.\n"
             f"Received: data of type {type(data).__name__}. Expected: "
             f"{KINDS}. To batch arrays, use "
             "`strategy.experimental_make_numpy_dataset(arrays).batch(global_batch_size)`."

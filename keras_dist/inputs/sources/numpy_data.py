@@ -139,7 +139,7 @@ class NumpyDataset:
         if make is None:
             raise AttributeError(
                 "A dataset of NumPy arrays has the methods `batch`, `repeat` "
-                f"and `reduce`. Received: `{name}`. If TensorFlow is "
+                f"and `reduce`.\nReceived: `{name}`. If TensorFlow is "
                 "installed, it also has the methods of a `tf.data.Dataset`: "
                 "`pip install tensorflow`. Or change the arrays before, for "
                 "instance with `numpy.random.permutation`."

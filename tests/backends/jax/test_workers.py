@@ -140,7 +140,9 @@ def test_workers_in_another_order_than_the_hosts(monkeypatch):
     others = [SimpleNamespace(id=9), *jax.local_devices()[1:]]
     monkeypatch.setattr(backend, "devices_of", lambda *_: [others, others])
     cpu = Device("cpu", 0)
-    with pytest.raises(ClusterError, match="worker 0.*process 0.*TPU_WORKER"):
+    with pytest.raises(
+        ClusterError, match="(?s)worker 0.*process 0.*TPU_WORKER"
+    ):
         backend.mesh_of(Plan(((cpu,),), (cpu,), CLUSTER), SimpleNamespace())
 
 

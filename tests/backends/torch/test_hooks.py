@@ -78,7 +78,8 @@ HOOKS = {
 @pytest.mark.parametrize("make", [strategy, central])
 def test_on_variables(name, make):
     with pytest.raises(
-        keras_dist.UnsupportedModelError, match=rf"{name}.*kernel.*clipvalue"
+        keras_dist.UnsupportedModelError,
+        match=rf"(?s){name}.*kernel.*clipvalue",
     ):
         trained(make(2), hooks=[(name, HOOKS[name])])
 

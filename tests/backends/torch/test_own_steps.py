@@ -86,7 +86,7 @@ def _model(cls, count):
 )
 def test_what_replicas_would_repeat_is_refused(cls, error, match):
     model = _model(cls, 3)
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=f"(?s){match}"):
         model.fit(X, Y, **FIT)
     for name, value in state_of(model).items():
         assert np.all(np.isfinite(value)), name
