@@ -70,6 +70,10 @@ class Run:
         number = [run.name for run in RUNS].index(self.name)
         return {
             **os.environ,
+            # Programs that many tests or workers compile are compiled once.
+            "JAX_COMPILATION_CACHE_DIR": os.path.join(folder, "jax"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             **dict(self.variables),
             "KERAS_BACKEND": self.backend,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
