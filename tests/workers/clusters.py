@@ -6,6 +6,7 @@ that the cluster's workers look into, and so is each worker's result.
 
 import atexit
 import functools
+import gc
 import importlib
 import itertools
 import os
@@ -176,6 +177,8 @@ def serve(folder):
         if job is None:
             return
         fn, args = job
+        # Collecting what the job leaves then looks at nothing older.
+        gc.freeze()
         try:
             result = (False, fn(*args))
         except Exception:  # it is raised where the job was given
