@@ -96,10 +96,9 @@ def share(cases, backend):
 
     Every other case that starts processes is run by one of the backends, by
     PyTorch most often: it compiles nothing, and takes a tenth of the others'
-    time. It runs all other cases too. JAX runs a ninth of them, and a sixth of
-    the backends' contract; TensorFlow runs as many others. Of a grid of its
-    own cases, a backend runs a third. One run alone has the tests of all
-    backends together.
+    time. It runs all other cases too. JAX runs a ninth of them, TensorFlow
+    another ninth. Of a grid of its own cases, a backend runs a third. One run
+    alone has the tests of all backends together.
     """
     path = cases[0].path
     # The checkout may lie in a folder of any name.
@@ -124,7 +123,7 @@ def share(cases, backend):
     elif backend == "torch" and not IS_FOURTH:
         return cases
     else:
-        count = 6 if folders[0] == "conformance" else 9
+        count = 9
     return _every(count, cases, backend)
 
 
