@@ -164,12 +164,6 @@ def progress_bar(
     )
 
 
-def cells_of(shown: Table) -> tuple[list[str], Iterable[Sequence[Any]]]:
-    """Returns a table's heads and its rows."""
-    heads = [str(column.header) for column in shown.columns]
-    return heads, zip(*(column.cells for column in shown.columns), strict=True)
-
-
 @dataclass(frozen=True)
 class TableReport(JupyterMixin):
     """A title, tables and sentences, which rich and notebooks show.
