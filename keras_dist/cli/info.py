@@ -1,6 +1,5 @@
 """The report of `keras-dist info`."""
 
-import dataclasses
 import os
 import platform
 from collections.abc import Mapping
@@ -73,7 +72,9 @@ def gather(timeout: float) -> dict[str, Any]:
 def look(backend: InstalledBackend, timeout: float) -> dict[str, Any]:
     """Returns the state of a backend, and its devices if it starts in time."""
     state: dict[str, Any] = {
-        **dataclasses.asdict(backend),
+        "name": backend.name,
+        "plugin": backend.plugin,
+        "version": backend.version,
         "support": support_of(backend.name, backend.version)
         if backend.is_installed
         else None,

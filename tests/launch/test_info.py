@@ -25,11 +25,17 @@ CLUSTER = {
         }
     ),
 }
-HERE = packages.InstalledBackend(BACKEND, "plugin:Backend", version(BACKEND))
-ABSENT = packages.InstalledBackend("absent_engine", "absent_engine:Backend", "")
-BROKEN = packages.InstalledBackend(
-    "broken_engine", "broken_engine:Backend", "3.0"
+HERE = packages.InstalledBackend(BACKEND, "plugin:Backend", True)
+ABSENT = packages.InstalledBackend(
+    "absent_engine", "absent_engine:Backend", False
 )
+
+
+class OfVersion3(packages.InstalledBackend):
+    version = "3.0"
+
+
+BROKEN = OfVersion3("broken_engine", "broken_engine:Backend", True)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def try_nothing(self):
 @pytest.fixture
 def run(invoke, monkeypatch, tmp_path):
     """Runs a command that starts no processes and measures nothing."""
-    absent = InstalledBackend("absent_engine", "absent_engine:Backend", "")
+    absent = InstalledBackend("absent_engine", "absent_engine:Backend", False)
     monkeypatch.setattr(info, "backends", lambda: [absent])
     monkeypatch.setattr(trial.CommandTrial, "run", try_nothing)
     monkeypatch.setattr(fit, "run", measure)

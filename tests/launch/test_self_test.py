@@ -64,7 +64,7 @@ for line in sys.stdin:
 
 
 def backend(name, installed=True):
-    return InstalledBackend(name, f"{name}:Backend", "1.0" if installed else "")
+    return InstalledBackend(name, f"{name}:Backend", installed)
 
 
 @pytest.fixture

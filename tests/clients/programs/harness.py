@@ -80,9 +80,11 @@ def assert_same_as_one_device(program, num_replicas):
     told = getattr(program, "TOLD", {}).get(BACKEND)
     make = program.make
     if not PLAIN_ONLY and (refused or told):
-        expected = pytest.raises(Exception, match=refused)
+        expected = pytest.raises(Exception, match=f"(?s){refused}")
         if told:
-            expected = pytest.warns(keras_dist.ReplicaCodeWarning, match=told)
+            expected = pytest.warns(
+                keras_dist.ReplicaCodeWarning, match=f"(?s){told}"
+            )
         with expected:
             outcome(program, _scope(num_replicas), make)
         make = getattr(program, "repaired", None)
