@@ -1,5 +1,6 @@
 """Registered backends, and their installed packages."""
 
+import functools
 import json
 import os
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class InstalledBackend:
     plugin: str
     is_installed: bool
 
-    @property
+    @functools.cached_property
     def version(self) -> str:
         """The framework's version: looking for it can take a second."""
         return version_of(self.name) if self.is_installed else ""

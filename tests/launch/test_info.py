@@ -10,6 +10,7 @@ import keras
 import pytest
 
 from keras_dist.cli import info as report
+from keras_dist.cli.child import ChildError
 from keras_dist.cli.variables import Masks
 from keras_dist.cli.variables import cluster_variables
 from keras_dist.cli.variables import other_variables
@@ -102,6 +103,21 @@ def test_a_backend_that_is_broken_or_absent_is_told_with_its_fix(world):
     assert "Problem: broken_engine: can't be used" in text
     assert HERE.version in text
     assert "this is the only worker" in text
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ("it begins\nit ends", "it ends"),
+        (
+            'Traceback:\n  File "a.py", line 1\n    f()\nValueError: Bad.\n'
+            "Received: 3.",
+            "ValueError: Bad. Received: 3.",
+        ),
+    ],
+)
+def test_a_process_that_failed_is_told_by_its_last_error(output, error):
+    assert ChildError("it ended", output, True).summary == f"it ended: {error}"
 
 
 @pytest.mark.parametrize(
