@@ -28,14 +28,19 @@ _ALIVE = (keras.Layer, keras.Metric, keras.optimizers.Optimizer, keras.Variable)
 
 
 def map_nest(fn: Callable[[Any], Any], nest: Any) -> Any:
-    """Returns a nest of the same types with `fn` applied to each leaf."""
+    """Returns a nest of the same types with `fn` applied to each leaf, in the
+    order of `leaves_of`."""
     kind = type(nest)
     # The usual ones, with few calls of Python's in between.
     if kind is tuple or kind is list:
         return kind(map(partial(map_nest, fn), nest))
     if kind is dict:
-        items = map(partial(map_nest, fn), nest.values())
-        return dict(zip(nest, items, strict=True))
+        if not nest:
+            return {}
+        order = _sorted(nest)
+        values = map(partial(map_nest, fn), map(nest.__getitem__, order))
+        items = dict(zip(order, values, strict=True))
+        return dict(zip(nest, map(items.__getitem__, nest), strict=True))
     if not (isinstance(nest, (list, tuple)) or hasattr(kind, "keys")):
         return fn(nest)
     keys = keys_of(nest)
@@ -55,10 +60,14 @@ def keys_of(nest: object) -> Sequence[Any] | None:
     # The class of an ABC answers slowly, and most values are leaves.
     if not (hasattr(type(nest), "keys") and isinstance(nest, Mapping)):
         return None
+    return _sorted(nest)
+
+
+def _sorted(keys: Iterable[Any]) -> list[Any]:
     try:
-        return sorted(nest)
-    except TypeError:  # keys of several types
-        return sorted(nest, key=lambda key: (type(key).__name__, repr(key)))
+        return sorted(keys)
+    except TypeError:  # of several types
+        return sorted(keys, key=lambda key: (type(key).__name__, repr(key)))
 
 
 def leaves_of(nest: Any) -> list[Any]:

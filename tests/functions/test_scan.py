@@ -63,17 +63,23 @@ def test_no_more_steps_than_asked_for_and_any_iterator():
 
 def test_dicts_are_one_argument_and_results_are_of_each_replica():
     strategy = strategy_of(2)
+    numbers = [np.arange(4, dtype="float32") + 4 * i for i in range(3)]
+    # Neither the arguments' nor the results' keys are in order.
     data = strategy.experimental_distribute_dataset(
-        [{"x": np.arange(4, dtype="float32") + 4 * i} for i in range(3)]
+        [{"x": x, "minus": -x} for x in numbers]
     )
 
     def step(batch):
         context = keras_dist.get_replica_context()
         own = ops.sum(batch["x"])
-        return own, context.all_reduce("SUM", own), 1.5
+        total = context.all_reduce("SUM", own)
+        return {"own": own, "minus": ops.sum(batch["minus"])}, total, 1.5
 
-    own, total, python = keras_dist.scan_steps(step, iter(data), 3)
-    assert [part.tolist() for part in local(own)] == [[1, 9, 17], [5, 13, 21]]
+    sums, total, python = keras_dist.scan_steps(step, iter(data), 3)
+    own = [part.tolist() for part in local(sums["own"])]
+    assert own == [[1, 9, 17], [5, 13, 21]]
+    minus = [(-part).tolist() for part in local(sums["minus"])]
+    assert minus == own
     assert [p.tolist() for p in local(total)] == [[6.0, 22.0, 38.0]] * 2
     assert {tuple(p.tolist()) for p in local(python)} == {(1.5, 1.5, 1.5)}
 
