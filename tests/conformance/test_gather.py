@@ -153,7 +153,8 @@ def test_gradient_of_all_gather_of_ragged_rows(api, two):
     assert numbers(two.run(fn)) == [[[3.0]], [[30.0], [300.0]]]
 
 
-@contract(82)
+# The original stacks the gradients of a nest, which need one shape for that.
+@contract(82, native=False)
 @pytest.mark.parametrize(
     "second, axis", [([2.0], 0), ([[2.0, 3.0]], 0), ([[2.0, 3.0]], -1)]
 )

@@ -190,13 +190,14 @@ def test_dropout_differs_between_replicas(api, two):
     assert state == other
 
 
-def _train(api, strategy, model, optimizer):
-    """A loop over 18 rows in batches of 8, 8 and 2, twice.
+def _train(api, strategy, model, optimizer, last):
+    """A loop over batches of 8, 8 and `last` rows, twice.
 
     Returns:
         Tuple of the losses, the metric and the weights.
     """
-    x = np.random.default_rng(5).normal(size=(18, 4)).astype("float32")
+    count = 16 + last
+    x = np.random.default_rng(5).normal(size=(count, 4)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
     n = strategy.num_replicas_in_sync
     with strategy.scope():
@@ -215,7 +216,7 @@ def _train(api, strategy, model, optimizer):
 
     losses = []
     for start in (0, 8, 16) * 2:
-        rows = slice(start, min(start + 8, 18))
+        rows = slice(start, min(start + 8, count))
         args = shares(strategy, x[rows]), shares(strategy, y[rows])
         args += (rows.stop - start,)
         total = strategy.reduce("SUM", strategy.run(step, args), axis=None)
@@ -236,8 +237,12 @@ def test_training_is_that_of_one_device(api, mirrored, name):
             model(np.zeros((1, 4), "float32"))
             return strategy, model, keras.optimizers.Adam(0.02)
 
-    expected = _train(api, *made(api.get_strategy()))
-    losses, metric, weights = _train(api, *made(mirrored))
+    # With 2, a replica may have no rows, which Keras' LSTM refuses on
+    # TensorFlow, without a strategy too.
+    refuses = name == "lstm" and keras.backend.backend() == "tensorflow"
+    last = 4 if refuses else 2
+    expected = _train(api, *made(api.get_strategy()), last)
+    losses, metric, weights = _train(api, *made(mirrored), last)
     np.testing.assert_allclose(losses, expected[0], atol=1e-3)
     np.testing.assert_allclose(metric, expected[1], atol=1e-3)
     for ours, theirs in zip(weights, expected[2], strict=True):

@@ -265,8 +265,8 @@ def test_it_is_accepted_where_a_variable_is(api, two, synchronization):
     assert layer.weights == layer.non_trainable_weights == [v]
     doubled = two.run(lambda: keras.ops.multiply(v, 2))
     assert [part.tolist() for part in local(doubled)] == [[2.0, 4.0]] * 2
-    tensors = two.run(lambda: keras.ops.convert_to_tensor(v))
-    assert [part.tolist() for part in local(tensors)] == [[1.0, 2.0]] * 2
+    tripled = two.run(lambda: keras.ops.convert_to_tensor(v) * 3)
+    assert [part.tolist() for part in local(tripled)] == [[3.0, 6.0]] * 2
 
 
 @contract(122)
