@@ -154,7 +154,9 @@ def shard_on(array: jax.Array, device: object) -> Any:
         for shard in array.addressable_shards:
             if shard.device == device:
                 return shard.data
-    return jax.device_put(array, device)
+    # A loop of the framework's own may be traced: the copy is no part of it.
+    with arrays.eagerly():
+        return jax.device_put(array, device)
 
 
 def own_shard_on(array: jax.Array, device: object) -> Any:

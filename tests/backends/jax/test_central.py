@@ -139,6 +139,17 @@ def test_variables_can_be_combined_outside_of_fit(compute, parameter):
     assert_at_rest(strategy, [first, second])
 
 
+def test_a_loop_reads_variables_where_its_replica_is():
+    strategy = keras_dist.CentralStorageStrategy(["cpu:0", "cpu:1"], "cpu:3")
+    with strategy.scope():
+        layers = [keras.layers.LSTM(2), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((3, 2)), *layers])
+    x = np.ones((4, 3, 2), "float32")
+    outputs = strategy.run(lambda: model(x)).values
+    places = [output.devices() for output in outputs]
+    assert places == [{jax.devices()[0]}, {jax.devices()[1]}]
+
+
 @pytest.mark.parametrize("parameter", ["cpu:3", ["cpu:2", "cpu:3"]])
 def test_saved_assigned_adopted(data, tmp_path, parameter):
     outcomes = []
