@@ -21,6 +21,10 @@ SHARING = ("jax", "tensorflow", "torch")
 TOGETHER = {"one": (BACKEND,), "all": SHARING}
 # Folders of tests that read each page and example.
 TEXTS = ("docs", "tutorials")
+# Of these folders, JAX and TensorFlow run one case of so many: tests of the
+# contract take a twentieth of a second, but for those of training in `run`.
+SHORT = {"conformance": 1, "functions": 3}
+LONG = "_in_run"
 # A place further in one parameter is so many in the other ones. None is a
 # multiple of 3, so that each value of a parameter can be kept.
 STEPS = (1, 4, 7, 2, 5, 8)
@@ -97,8 +101,9 @@ def share(cases, backend):
     Every other case that starts processes is run by one of the backends, by
     PyTorch most often: it compiles nothing, and takes a tenth of the others'
     time. It runs all other cases too. JAX runs a ninth of them, TensorFlow
-    another ninth. Of a grid of its own cases, a backend runs a third. One run
-    alone has the tests of all backends together.
+    another ninth, and more of those that are short. Of a grid of its own
+    cases, a backend runs a third. One run alone has the tests of all backends
+    together.
     """
     path = cases[0].path
     # The checkout may lie in a folder of any name.
@@ -122,8 +127,10 @@ def share(cases, backend):
         count = 3 if is_grid else 1
     elif backend == "torch" and not IS_FOURTH:
         return cases
-    else:
+    elif IS_FOURTH or LONG in f"{path.name}::{cases[0].originalname}":
         count = 9
+    else:
+        count = SHORT.get(folders[0], 9)
     return _every(count, cases, backend)
 
 

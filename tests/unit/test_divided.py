@@ -106,6 +106,14 @@ def test_pytorch_runs_all_others_and_the_compilers_a_ninth(size):
 
 
 @pytest.mark.parametrize("backend", OTHERS)
+def test_the_contract_is_run_by_all_but_for_training(backend):
+    items = cases({"number": [*range(9)]}, folder="conformance")
+    assert len(shares(items)[backend]) == 9
+    items = cases({"number": [*range(9)]}, "test_it_in_run", "conformance")
+    assert len(shares(items)[backend]) == 1
+
+
+@pytest.mark.parametrize("backend", OTHERS)
 def test_each_value_is_tried_beside_others(backend):
     grid = product(layer=[*"abcdefghi"], num_replicas=[2, 3, 4], eager=[0, 1])
     kept = shares(cases(grid))[backend]
