@@ -91,7 +91,7 @@ def _update_together(
         step.check_update([*optimizer.variables, *(variables or [])], trained)
         _check_gradients_add_up(step, trained)
         if not optimizer.built:
-            with step.runner.building(), step.strategy.scope():
+            with step.runner.building():
                 optimizer.build(variables)
         runner = step.runner
         weights = [share.weight for share in shares]
