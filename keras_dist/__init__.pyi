@@ -40,6 +40,7 @@ from .fit.workers.sharded_checkpoint import save_sharded
 from .inputs.dataset import DistributedDataset
 from .inputs.feed_choice import AutoShardPolicy
 from .inputs.iterator import DistributedIterator
+from .inputs.own_rows.rows import Rows
 from .launch.function import launch
 from .plugin.backend import list_devices
 from .plugin.backend import set_virtual_devices
@@ -101,6 +102,7 @@ __all__ = [
     "ReplicaCodeWarning",
     "ReplicaContext",
     "ReplicaDivergenceError",
+    "Rows",
     "RunOptions",
     "Strategy",
     "StrategyExtended",

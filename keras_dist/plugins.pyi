@@ -38,6 +38,7 @@ from .core.reduction import check_gather as check_gather
 from .core.reduction import combine as combine
 from .core.reduction import widened as widened
 from .core.rows import WHOLE as WHOLE
+from .core.rows import OwnRows as OwnRows
 from .core.rows import RowShard as RowShard
 from .core.rows import UnequalLengths as UnequalLengths
 from .core.rows import bounds as bounds
@@ -126,7 +127,7 @@ from .plugin.compiler import TraceLog as TraceLog
 from .plugin.compiler import check_arguments as check_arguments
 from .plugin.compiler import tell as tell
 from .plugin.draws import Draw as Draw
-from .plugin.draws import Rows as Rows
+from .plugin.draws import DrawnRows as DrawnRows
 from .plugin.draws import rows_at as rows_at
 from .plugin.draws import rows_by_size as rows_by_size
 from .plugin.executor import Executor as Executor

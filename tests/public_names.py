@@ -43,6 +43,7 @@ PUBLIC = {
             "ReduceOp",
             "ReductionToOneDevice",
             "ReplicaContext",
+            "Rows",
             "RunOptions",
             "Strategy",
             "StrategyExtended",

@@ -24,7 +24,12 @@ def cut_batch(
     Returns the parts, their shares, and all replicas' first rows with the end.
     """
     leaves = tree.flatten(batch)
-    rows = [_row_count(leaf) for leaf in leaves]
+    # One tensor for all, so that they are known to be equal.
+    own = next((x.total for x in leaves if isinstance(x, OwnRowsTensor)), None)
+    rows = [
+        own if isinstance(leaf, OwnRowsTensor) else _row_count(leaf)
+        for leaf in leaves
+    ]
     known = [n for n in rows if n is not None]
     if not known:
         raise ValueError(
@@ -52,7 +57,9 @@ def cut_batch(
         end = _where(rows_here > 0, stop, 1)
         shares.append(RowShard(rows_here, total, begin))
         cut = [
-            leaf
+            leaf.part(start, stop)
+            if isinstance(leaf, OwnRowsTensor)
+            else leaf
             if n is None
             else _rows(leaf, n, _where(alike, begin, 0), _where(alike, end, n))
             for leaf, n in zip(leaves, rows, strict=True)
@@ -129,6 +136,46 @@ def _rows(leaf: Any, count: Any, begin: Any, end: Any) -> Any:
     return leaf[begin:end]
 
 
+class OwnRowsTensor(tf.experimental.ExtensionType):
+    """An array of a global batch, of which this worker has its own rows only.
+
+    A part of a `tf.data` element, like a tensor with the global batch's shape.
+    """
+
+    rows: tf.Tensor
+    # The place of the first row, and the rows of the global batch.
+    first: tf.Tensor
+    total: tf.Tensor
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return tf.TensorShape([None]).concatenate(self.rows.shape[1:])
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.rows.dtype
+
+    def part(self, start: Any, stop: Any) -> tf.Tensor:
+        """Returns rows of the global batch, without any some own row."""
+        count = stop - start
+        begin = tf.where(count > 0, start - self.first, 0)
+        # Unlike a slice in brackets, this fails if rows are not here.
+        rest = self.rows.shape.rank - 1
+        starts = tf.concat([[begin], tf.zeros([rest], tf.int32)], axis=0)
+        sizes = tf.concat([[tf.maximum(count, 1)], tf.fill([rest], -1)], axis=0)
+        rows = tf.slice(self.rows, starts, sizes)
+        rows.set_shape(self.shape)
+        return rows
+
+
+def _as_they_are(element: object) -> Any:
+    """Returns an element with the rows that are here as plain tensors."""
+    return tree.map_structure(
+        lambda leaf: leaf.rows if isinstance(leaf, OwnRowsTensor) else leaf,
+        element,
+    )
+
+
 class FirstSeen:
     """A dataset that calls `see` with its first element, or with `None`."""
 
@@ -145,7 +192,7 @@ class FirstSeen:
         if not first.has_value():
             self._see(None)
             return iterator
-        self._see(first.get_value())
+        self._see(_as_they_are(first.get_value()))
         rest = (
             tf.data.Dataset.counter()
             .map(lambda _: iterator.get_next_as_optional())

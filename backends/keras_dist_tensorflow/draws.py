@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_dist.plugins import Draw
-from keras_dist.plugins import Rows
+from keras_dist.plugins import DrawnRows
 from keras_dist.plugins import RowShard
 from keras_dist.plugins import rows_by_size
 from keras_dist_tensorflow.keras_internals import next_seed
@@ -89,7 +89,7 @@ def _with_static_shape(value: Any, sizes: Sequence[Any]) -> Any:
 
 
 # The sizes of a replica's part of a draw, and its rows.
-_Part = tuple[list[Any], Rows]
+_Part = tuple[list[Any], DrawnRows]
 
 
 def _skipping(
@@ -100,7 +100,7 @@ def _skipping(
     Args:
         op: A raw operation of TensorFlow that draws from a counter.
         seed: Tensor of two integers.
-        part: The sizes and the `Rows`, along axis 0.
+        part: The sizes and the `DrawnRows`, along axis 0.
         kind: `tf.DType` of what is drawn.
         **arguments: Those of the operation.
     """

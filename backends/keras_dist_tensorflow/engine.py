@@ -41,6 +41,7 @@ from keras_dist_tensorflow import keras_internals
 from keras_dist_tensorflow import runtime_internals
 from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import FirstSeen
+from keras_dist_tensorflow.batches import OwnRowsTensor
 from keras_dist_tensorflow.batches import cut_batch
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
@@ -195,6 +196,10 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         self._mark([tree.flatten(part) for part in parts])
         group = group_of(self.plan, self.workers, edges)
         return self._play_named(fn, [(part,) for part in parts], shares, group)
+
+    def own_rows_of(self, model: keras.Model) -> type[OwnRowsTensor] | None:
+        # Steps that look for rows in draws, one by one, divide them otherwise.
+        return None if model.run_eagerly else OwnRowsTensor
 
     def rows_in_fit(self, batch: object) -> list[range]:
         return ranges(cut_batch(batch, self.plan.num_replicas)[2])

@@ -19,10 +19,10 @@ from keras_dist.plugins import APART
 from keras_dist.plugins import DIVERGED
 from keras_dist.plugins import GUESSED
 from keras_dist.plugins import Draw
+from keras_dist.plugins import DrawnRows
 from keras_dist.plugins import MisjudgedDraws
 from keras_dist.plugins import Places
 from keras_dist.plugins import Replica
-from keras_dist.plugins import Rows
 from keras_dist.plugins import rows_at
 from keras_dist.plugins import rows_by_size
 from keras_dist_torch.keras_internals import has_no_seed
@@ -173,7 +173,7 @@ class ReplicaDraws:
 
 def _for_all(
     draw: Draw,
-    rows: Rows | None,
+    rows: DrawnRows | None,
     parameters: dict[str, Any],
     sizes: list[int],
 ) -> Any:

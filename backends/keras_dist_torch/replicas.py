@@ -19,6 +19,7 @@ from keras_dist.plugins import Device
 from keras_dist.plugins import LockstepThreads
 from keras_dist.plugins import MisjudgedDraws
 from keras_dist.plugins import Owners
+from keras_dist.plugins import OwnRows
 from keras_dist.plugins import Places
 from keras_dist.plugins import Plan
 from keras_dist.plugins import Replica
@@ -30,6 +31,8 @@ from keras_dist.plugins import UnequalLengths
 from keras_dist.plugins import bounds
 from keras_dist.plugins import group_of
 from keras_dist.plugins import inherit_thread_state
+from keras_dist.plugins import leaves_of
+from keras_dist.plugins import map_nest
 from keras_dist.plugins import ranges
 from keras_dist.plugins import thread_state
 from keras_dist_torch import prefetch
@@ -100,6 +103,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         note = ""
         if places is not None and places.shift(edges):
             note = _SHIFTED.format(edges[1])
+            batch = self._with_all_rows(batch)
         group = group_of(self.plan, self.workers, edges)
         first = self.plan.first_replica
         local = ranges(edges)[first : first + self.plan.num_local_replicas]
@@ -147,6 +151,27 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             with _noted(note):
                 return once(False)
 
+    def _with_all_rows(self, batch: object) -> Any:
+        """Gathers a batch of which each worker has loaded its own rows."""
+        leaves = leaves_of(batch)
+        own = [leaf for leaf in leaves if isinstance(leaf, OwnRows)]
+        if not own:
+            return batch
+        assert self.workers is not None
+        rows = self.rows_in_fit(batch)
+        first, count = self.plan.first_replica, self.plan.num_local_replicas
+        mine = [share for share in rows[first : first + count] if share]
+        # A worker that computes nothing has a row of another's.
+        part = slice(mine[0].start, mine[-1].stop) if mine else slice(0)
+        everyone = self.workers.gather_rows([leaf[part] for leaf in own], [])
+        whole = iter(
+            [torch.cat(parts) for parts in zip(*everyone, strict=True)]
+        )
+        return map_nest(
+            lambda leaf: next(whole) if isinstance(leaf, OwnRows) else leaf,
+            batch,
+        )
+
     def _overlapping(
         self, shares: Sequence[RowShard]
     ) -> contextlib.AbstractContextManager[Overlap | None]:
@@ -160,6 +185,9 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         # Each replica's rows are sent when its step begins.
         is_gpu = any(device.type == "cuda" for device in self._devices)
         return prefetch.from_host() if is_gpu else contextlib.nullcontext()
+
+    def own_rows_of(self, model: keras.Model) -> type[OwnRows] | None:
+        return OwnRows
 
     def rows_in_fit(self, batch: object) -> list[range]:
         lengths = lengths_of(batch)

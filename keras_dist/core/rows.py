@@ -6,6 +6,7 @@ order, sizes at most one apart, replica 0 never without rows.
 
 import itertools
 import warnings
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,6 +88,64 @@ class RowShard:
         if isinstance(self.rows, int):
             return value if self.rows else other
         return ops.where(self.rows > 0, value, other)
+
+
+class OwnRows:
+    """An array of a global batch, of which this worker has its own rows only.
+
+    Its shape is that of the global batch. Slices of its own rows are arrays;
+    there is no other way to its values.
+
+    Args:
+        rows: Array or tensor, the rows that are here, along axis 0.
+        first: Integer, the place of the first of them in the global batch.
+        total: Integer, the rows of the global batch.
+    """
+
+    __slots__ = ("first", "rows", "shape")
+
+    def __init__(self, rows: Any, first: int, total: int) -> None:
+        self.rows = rows
+        self.first = first
+        self.shape = (total, *rows.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def map(self, fn: Callable[[Any], Any]) -> "OwnRows":
+        """Returns the same rows after `fn`, which keeps them apart."""
+        return OwnRows(fn(self.rows), self.first, self.shape[0])
+
+    def __getitem__(self, rows: slice) -> Any:
+        if not isinstance(rows, slice):
+            # An `IndexError` would end a loop over rows in silence.
+            raise TypeError(self._error(f"index {rows!r}"))
+        start, stop, step = rows.indices(self.shape[0])
+        if stop <= start:
+            return self.rows[:0]
+        last = self.first + self.rows.shape[0]
+        if step != 1 or start < self.first or stop > last:
+            raise IndexError(self._error(f"rows {start} to {stop}"))
+        return self.rows[start - self.first : stop - self.first]
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(self._error("all rows"))
+
+    def _error(self, received: str) -> str:
+        last = self.first + self.rows.shape[0]
+        return (
+            "A row of a global batch was read that this worker has not "
+            f"loaded. Received: {received} of an array of shape {self.shape}. "
+            f"Expected: rows from {self.first} to {last}."
+        )
 
 
 # The share in a replica function: its batch is split already.

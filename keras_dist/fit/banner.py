@@ -16,6 +16,8 @@ from keras_dist.core.rows import readable
 from keras_dist.core.rows import shape_of
 from keras_dist.fit import own_code
 from keras_dist.fit.workers.agreement import first_of
+from keras_dist.fit.workers.entry import why_all_in
+from keras_dist.inputs.own_rows.adapters import why_all
 from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.internals import keras_data
 from keras_dist.replica.strategy_core import StrategyBase
@@ -38,7 +40,12 @@ def introduce(
     if given.get("verbose", 0) != 0:
         _introduced.add(strategy)
         size = _batch_size(given.get("x"), given.get("batch_size"))
-        print(banner(strategy, size, own_code.names(model)), flush=True)
+        reads = ""
+        if strategy.plan.num_workers > 1:
+            reads = why_all_in(model, strategy.executor)
+            reads = reads or why_all(given.get("x"))
+        users_code = own_code.names(model)
+        print(banner(strategy, size, users_code, reads), flush=True)
 
 
 def _given(
@@ -64,9 +71,15 @@ def rows_of_a_batch(
 
 
 def banner(
-    strategy: StrategyBase, batch_size: int, users_code: Sequence[str] = ()
+    strategy: StrategyBase,
+    batch_size: int,
+    users_code: Sequence[str] = (),
+    why_all_rows: str = "",
 ) -> str:
-    """Returns the line: backend, devices, replicas, workers and their rows."""
+    """Returns the line: backend, devices, replicas, workers and their rows.
+
+    `why_all_rows` says why workers read the rows of others, too.
+    """
     plan = strategy.plan
     parts = [
         f"keras_dist on {keras.backend.backend()}: {str(strategy).strip('<>')}",
@@ -87,8 +100,13 @@ def banner(
             f"global batches of {_counted(batch_size, 'row')}, {rows_text} per "
             "replica"
         )
-    if plan.num_workers > 1:
-        parts.append("each worker reads all of the data and takes its own rows")
+    if plan.num_workers > 1 and why_all_rows:
+        parts.append(
+            "each worker reads all of the data and takes its own rows "
+            f"({why_all_rows})"
+        )
+    elif plan.num_workers > 1:
+        parts.append("each worker loads its own rows")
     elif plan.num_replicas > 1:
         parts.append("each batch is split by rows")
     if users_code and plan.num_replicas > 1:

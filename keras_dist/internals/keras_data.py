@@ -11,6 +11,7 @@
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -24,6 +25,22 @@ from keras_dist.internals.private_names import private
 GeneratorDataAdapter: type[Any] = private(
     "keras.src.trainers.data_adapters.GeneratorDataAdapter"
 )
+ArrayDataAdapter: type[Any] = private(
+    "keras.src.trainers.data_adapters.ArrayDataAdapter"
+)
+PyDatasetAdapter: type[Any] = private(
+    "keras.src.trainers.data_adapters.PyDatasetAdapter"
+)
+TorchDataLoaderAdapter: type[Any] = private(
+    "keras.src.trainers.data_adapters.TorchDataLoaderAdapter"
+)
+convert_to_sliceable: Callable[..., Any] = private(
+    "keras.src.trainers.data_adapters.array_slicing.convert_to_sliceable"
+)
+can_convert_arrays: Callable[[Any], bool] = private(
+    "keras.src.trainers.data_adapters.array_data_adapter.can_convert_arrays"
+)
+_adapter_utils = private("keras.src.trainers.data_adapters.data_adapter_utils")
 OrderedEnqueuer = private(
     "keras.src.trainers.data_adapters.py_dataset_adapter.OrderedEnqueuer"
 )
@@ -43,12 +60,53 @@ JOINS_STEPS = (
 )
 
 
+def are_dense(data: object) -> bool:
+    """Returns whether none of the arrays in data is sparse or ragged."""
+    tests = (
+        _adapter_utils.is_scipy_sparse,
+        _adapter_utils.is_jax_sparse,
+        _adapter_utils.is_tensorflow_sparse,
+        _adapter_utils.is_tensorflow_ragged,
+        lambda leaf: getattr(leaf, "is_sparse", False),  # torch
+    )
+    leaves = keras.tree.flatten(data)
+    return not any(test(leaf) for leaf in leaves for test in tests)
+
+
+def replace_adapter(iterator: Any, adapter: Any) -> None:
+    """Makes a trainer's iterator read batches from another adapter."""
+    iterator.data_adapter = adapter
+    if keras.backend.backend() == "jax":
+        # Past what sends whole batches to a device: steps send their rows.
+        iterator._get_iterator = adapter.get_jax_iterator
+
+
+def trainer_of_iterator() -> Any:
+    """Returns the model whose method is about to make an `EpochIterator`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _READERS:
+            trainer = frame.f_locals.get("self")
+            if isinstance(trainer, Trainer):
+                return trainer
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+# The methods of a trainer that make iterators.
+_READERS = ("fit", "evaluate", "predict")
+
+
+def tensorflow() -> Any:
+    """Returns the module `tensorflow`, which is imported when it is used."""
+    return _module_utils.tensorflow
+
+
 def tf_dataset_of_rows() -> Callable[[Any], Any] | None:
     """Returns `tf.data.Dataset.from_tensor_slices`, or `None` without it."""
-    tensorflow = _module_utils.tensorflow
-    if not tensorflow.available:
+    if not tensorflow().available:
         return None
-    make: Callable[[Any], Any] = tensorflow.data.Dataset.from_tensor_slices
+    make: Callable[[Any], Any] = tensorflow().data.Dataset.from_tensor_slices
     return make
 
 

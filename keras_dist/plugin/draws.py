@@ -49,7 +49,7 @@ def has_common_seeds() -> bool:
     return _drawing.has_common_seeds
 
 
-class Rows(NamedTuple):
+class DrawnRows(NamedTuple):
     """The place of a replica's part in the draw that one device makes."""
 
     axis: int
@@ -63,7 +63,7 @@ class Rows(NamedTuple):
         return whole[(*before, slice(self.start, self.start + self.size))]
 
 
-def rows_at(axis: int, shape: Sequence[Any], share: RowShard) -> Rows:
+def rows_at(axis: int, shape: Sequence[Any], share: RowShard) -> DrawnRows:
     """Returns a part with one or several values for each row along an axis."""
     rows, start = share.rows, share.start
     if not isinstance(rows, int):
@@ -71,14 +71,14 @@ def rows_at(axis: int, shape: Sequence[Any], share: RowShard) -> Rows:
     else:
         times = shape[axis] // max(rows, 1)
         start = start if rows else 0
-    return Rows(axis, times * start, shape[axis], times * share.total)
+    return DrawnRows(axis, times * start, shape[axis], times * share.total)
 
 
 def rows_by_size(
     shape: Sequence[Any],
     share: RowShard,
     may_be_rows: Callable[[Any], bool] = lambda size: True,
-) -> Rows | None:
+) -> DrawnRows | None:
     """Finds the axis of rows of what is drawn; `None` if it has no rows.
 
     In a graph for any batch size, it is the first axis whose size is a tensor,
@@ -100,7 +100,7 @@ def rows_by_size(
     return None
 
 
-def _checked(drawn: Rows, share: RowShard) -> Rows:
+def _checked(drawn: DrawnRows, share: RowShard) -> DrawnRows:
     """Returns the whole for a size that is no multiple of the rows."""
     rows = ops.maximum(share.rows, 1)
     is_multiple = ops.equal(drawn.size // rows * rows, drawn.size)
@@ -191,12 +191,12 @@ class Draw:
         keras_random.draw_seed(self.arguments["seed"])
 
     def gathered(
-        self, rows: Rows, gather: Callable[[Any, int], Any]
+        self, rows: DrawnRows, gather: Callable[[Any, int], Any]
     ) -> dict[str, Any]:
         """Returns the parameters that have a value for each row, of all rows.
 
         Args:
-            rows: `Rows`, this replica's.
+            rows: `DrawnRows`, this replica's.
             gather: Callable from such a parameter, and the axis of its rows.
         """
         parameters = {}
@@ -212,14 +212,14 @@ class Draw:
 
     def for_all(
         self,
-        rows: Rows | None,
+        rows: DrawnRows | None,
         parameters: Mapping[str, Any],
         ones: Callable[[Any, list[Any]], Any] = _ones,
     ) -> Any:
         """Draws for all rows: a mask for `dropout`, an order for `shuffle`.
 
         Args:
-            rows: `Rows`, this replica's; `None` if what is drawn has none.
+            rows: `DrawnRows`, this replica's; `None` if what is drawn has none.
             parameters: What `gathered` returned.
             ones: Callable from the inputs of `dropout` and the sizes of its
                 mask to ones with such sizes.

@@ -326,6 +326,21 @@ class Executor(ABC):
         """
         return ranges(bounds(check_rows(batch), self.plan.num_replicas))
 
+    def own_rows_of(
+        self, model: keras.Model
+    ) -> Callable[[Any, Any, Any], Any] | None:
+        """Returns what makes an array of a batch of which only rows are here.
+
+        Args:
+            model: A `keras.Model` whose steps are about to read batches.
+
+        Returns:
+            A callable that gets this worker's rows, the place of their first
+            in the global batch, and the rows of that; or `None`, if the
+            model's steps read whole batches.
+        """
+        return None
+
     def watch_first(self, batches: object, see: Callable[[Any], None]) -> Any:
         """Wraps a trainer's batches to show the first one to a function.
 

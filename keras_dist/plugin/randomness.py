@@ -3,8 +3,10 @@
 import contextlib
 import json
 import random
+import sys
 import zlib
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,11 +24,10 @@ def share_random_state(backend: Backend, workers: Workers) -> None:
 
 
 def random_state(backend: Backend) -> str:
-    """Returns the random states of Python, NumPy, Keras and the framework."""
+    """Returns the random states of data, Keras and the framework."""
     return json.dumps(
         {
-            "python": random.getstate(),
-            "numpy": np.random.get_state(legacy=False),
+            **states_of_data(),
             "keras": keras_random.global_seed(),
             "framework": backend.random_state(),
         },
@@ -34,18 +35,52 @@ def random_state(backend: Backend) -> str:
     )
 
 
-def set_random_state(backend: Backend, state: str) -> None:
-    """Restores the states from `random_state`, of any worker."""
-    states: dict[str, Any] = json.loads(state)
+def states_of_data() -> dict[str, Any]:
+    """Returns the states of the global generators that data draws from.
+
+    They are Python's, NumPy's and, if it is in use, those of PyTorch, whose
+    `DataLoader` shuffles by it, with any backend.
+    """
+    states = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(legacy=False),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.default_generator.get_state().numpy()
+    return states
+
+
+def set_states_of_data(states: Mapping[str, Any]) -> None:
+    """Restores what `states_of_data` has returned, of any worker."""
     version, numbers, gauss = states["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(states["numpy"])
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in states:
+        state = np.array(states["torch"], "uint8")
+        torch.default_generator.set_state(torch.from_numpy(state))
+
+
+def seed_data(seed: int) -> None:
+    """Seeds the generators of `states_of_data`."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(seed % 2**63)
+
+
+def set_random_state(backend: Backend, state: str) -> None:
+    """Restores the states from `random_state`, of any worker."""
+    states: dict[str, Any] = json.loads(state)
+    set_states_of_data(states)
     set_state_of_steps(backend, state)
 
 
 def set_state_of_steps(backend: Backend, state: str) -> None:
     """Restores the states of Keras and the framework only. Data, which may be
-    read ahead, draws from Python's and NumPy's."""
+    read ahead, draws from the others."""
     states = json.loads(state)
     keras_random.set_global_seed(states["keras"])
     backend.set_random_state(states["framework"])

@@ -8,7 +8,7 @@ from keras import ops
 from keras_dist.core.rows import RowShard
 from keras_dist.plugin.draws import Draw
 from keras_dist.plugin.draws import Drawer
-from keras_dist.plugin.draws import Rows
+from keras_dist.plugin.draws import DrawnRows
 from keras_dist.plugin.draws import rows_by_size
 
 
@@ -30,7 +30,7 @@ def drawer_of(index: Any) -> Drawer:
         if drawn is None or made.name == "shuffle":
             return made.again()
         times = drawn.size // num_rows
-        part = Rows(drawn.axis, 0, drawn.size, times * total)
+        part = DrawnRows(drawn.axis, 0, drawn.size, times * total)
 
         def gather(value: object, axis: int) -> Any:
             return ops.take(value, _spread(inverse, times), axis)

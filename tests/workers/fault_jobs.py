@@ -105,7 +105,11 @@ def main(place, seconds):
 def set_silence(seconds):
     """Makes a silent worker one that is lost after fewer seconds."""
     name = keras.backend.backend()
-    module = {"jax": "watch", "tensorflow": "cluster", "torch": "workers"}[name]
+    module = {
+        "jax": "cluster.watch",
+        "tensorflow": "cluster",
+        "torch": "workers",
+    }[name]
     importlib.import_module(f"keras_dist_{name}.{module}").SILENCE = seconds
 
 

@@ -15,6 +15,7 @@ from keras_dist.errors import UnsupportedModelError
 from keras_dist.plugins import Device
 from keras_dist.plugins import Executor
 from keras_dist.plugins import Owners
+from keras_dist.plugins import OwnRows
 from keras_dist.plugins import PerReplica
 from keras_dist.plugins import Plan
 from keras_dist.plugins import ReduceOp
@@ -240,6 +241,10 @@ class JaxExecutor(Executor):
 
     def rows_in_fit(self, batch: Any) -> list[range]:
         return batches.shares(batch, self.plan.num_replicas)
+
+    def own_rows_of(self, model: keras.Model) -> type[OwnRows] | None:
+        # Operation by operation, each device computes all rows.
+        return OwnRows if internals.compiles(model) else None
 
     def recover(self, model: keras.Model) -> None:
         self._running[model].recover()

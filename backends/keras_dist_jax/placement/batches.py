@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from jax.experimental.sparse import JAXSparse
 
+from keras_dist.plugins import OwnRows
 from keras_dist.plugins import UnequalLengths
 from keras_dist_jax.jax_internals import from_shards
 from keras_dist_jax.machine import described
@@ -77,8 +78,8 @@ class ShardsBatches(Protocol):
 
 def put_sharded(leaf: object, layout: ShardsBatches) -> Any:
     """Puts this worker's shares of an array's rows on its devices."""
-    # Each worker has all rows. They are padded with zeros to a multiple of
-    # the number of all workers' replicas.
+    # Rows are padded with zeros to a multiple of the number of all workers'
+    # replicas.
     sharding, first, parts = layout.sharded, layout.first, layout.num_replicas
     array = as_array(leaf)
     share = share_of(array.shape[0], parts)
@@ -130,6 +131,8 @@ def as_array(leaf: object) -> Any:
     if type(leaf) is not np.ndarray:
         if is_described(leaf):
             return leaf
+        if isinstance(leaf, OwnRows):
+            return leaf.map(as_array)
         if isinstance(leaf, jax.Array):
             # Random keys have no NumPy dtype.
             is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)

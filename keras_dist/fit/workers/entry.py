@@ -3,6 +3,8 @@
 import copy
 import inspect
 import itertools
+import os
+import zlib
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -24,7 +26,12 @@ from keras_dist.fit.workers.callbacks import chiefs_guarded
 from keras_dist.fit.workers.callbacks import flat_callbacks
 from keras_dist.fit.workers.callbacks import is_everyones
 from keras_dist.fit.workers.callbacks import quiet_callbacks
+from keras_dist.fit.workers.iterators import iterators_adapted
 from keras_dist.fit.workers.iterators import shuffles_noted
+from keras_dist.inputs.own_rows.adapters import own_rows_of
+from keras_dist.inputs.own_rows.shares import Shares
+from keras_dist.internals.keras_data import JOINS_STEPS
+from keras_dist.internals.keras_data import replace_adapter
 from keras_dist.internals.keras_data import set_initial_epoch
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
@@ -44,6 +51,8 @@ _ARGUMENTS = (
     "validation_split",
     "validation_steps",
 )
+# The environment variable by which workers read all rows, if it is 0.
+OWN_ROWS = "KERAS_DIST_OWN_ROWS"
 _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
@@ -74,6 +83,9 @@ class Entry:
             given.callbacks if self._is_list else given
         )
         self._in_parts = isinstance(executor, KeepsShards)
+        self._shares = Shares(executor)
+        # The adapters of data of which this worker loads its own rows.
+        self._adapters: list[Any] = []
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
             self._callbacks = quiet_callbacks(self._callbacks, self._in_parts)
@@ -123,7 +135,9 @@ class Entry:
         if self._workers.cluster.is_chief:
             guard = chiefs_guarded(self._callbacks, self._in_parts)
         try:
-            with guard, watch, shuffles_noted(self._note_shuffled):
+            adapted = iterators_adapted(self._model, self._load_own_rows)
+            noted = shuffles_noted(self._note_shuffled)
+            with guard, watch, adapted, noted:
                 return self._method(*self._given.args, **self._given.kwargs)
         finally:
             saves = [c for c in self._callbacks if isinstance(c, Save)]
@@ -133,6 +147,27 @@ class Entry:
                 # The next `fit` begins with the epoch of its own argument.
                 set_initial_epoch(self._model, None)
 
+    def _load_own_rows(self, iterator: Any) -> None:
+        """Makes an iterator of the model load this worker's rows only."""
+        if why_all_in(self._model, self._executor):
+            return
+        make_leaf = self._executor.own_rows_of(self._model)
+        assert make_leaf is not None
+        adapter = own_rows_of(
+            iterator.data_adapter,
+            self._shares,
+            make_leaf,
+            compares=same_data.is_wanted(),
+        )
+        if adapter is not None:
+            replace_adapter(iterator, adapter)
+            self._adapters.append(adapter)
+
+    def _order(self) -> int:
+        """Returns a checksum of the rows that were read so far."""
+        codes = [adapter.order.code for adapter in self._adapters]
+        return zlib.crc32(repr(codes).encode()) >> 1
+
     def _note_shuffled(self, iterator: object) -> None:
         for callback in self._callbacks:
             if isinstance(callback, Restore):
@@ -141,7 +176,9 @@ class Entry:
     def _join(self, some_have_callbacks: bool) -> None:
         """Adds the callbacks that keep the workers together."""
         workers = self._workers
-        last: list[Any] = [sync.SyncCallback(workers, some_have_callbacks)]
+        last: list[Any] = [
+            sync.SyncCallback(workers, some_have_callbacks, self._order)
+        ]
         for index, callback in enumerate(self._callbacks):
             if isinstance(callback, BACKUP):
                 restore = Restore(callback, workers)
@@ -183,6 +220,17 @@ class Entry:
                 self._given.arguments[parameter.name] = {**more, name: value}
 
 
+def why_all_in(model: keras.Model, executor: Executor) -> str:
+    """Returns why a model reads all rows, whatever its data is, or ""."""
+    if os.environ.get(OWN_ROWS, "1") == "0":
+        return f"{OWN_ROWS}=0"
+    if executor.own_rows_of(model) is None:
+        return "steps run operation by operation"
+    if JOINS_STEPS and model.steps_per_execution > 1:
+        return "Keras stacks the batches of an execution"
+    return ""
+
+
 def described(method: str, arguments: Mapping[str, Any]) -> Facts:
     """Returns what has to be equal on all workers, but for zero and `None`."""
     validation = arguments.get("validation_data")
@@ -201,6 +249,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> Facts:
         "rows of the validation data": rows_of(validation),
         "batches of the validation data": batches_of(validation),
         same_data.VARIABLE: same_data.is_wanted(),
+        OWN_ROWS: os.environ.get(OWN_ROWS, "1") != "0",
     }
     return {k: str(v) for k, v in values.items() if v is not None}
 

@@ -92,12 +92,16 @@ def data_watched(
         numbers = workers.concatenate_numbers(fingerprint(batch))
         compare({name: batch}, numbers, workers)
 
-    def wrapping(data: object) -> Callable[[Any], Any] | None:
+    def wrapping(data: object, adapter: Any) -> Callable[[Any], Any] | None:
         """Returns a wrapper of the batches of `data`, once; else `None`."""
         for name, value in waiting.items():
             if value is data:
                 del waiting[name]
                 see_batch = functools.partial(see, name)
+                probe = getattr(adapter, "probe", None)
+                if probe is not None:
+                    see_batch(probe())
+                    return None
                 return lambda batches: executor.watch_first(batches, see_batch)
         return None
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_dist.core.record import VariableRecord
+from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
 from keras_dist.fit.workers.agreement import compare
@@ -102,10 +104,17 @@ class SyncCallback(keras.callbacks.Callback):
     batches callbacks may run in threads, so workers don't communicate.
     """
 
-    def __init__(self, workers: Workers, has_others: bool) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        has_others: bool,
+        order: Callable[[], int] = lambda: 0,
+    ) -> None:
         super().__init__()
         self._workers = workers
         self._has_others = has_others
+        # Returns a checksum of the rows that were read, below 2**31.
+        self._order = order
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         if self._has_others:
@@ -133,15 +142,36 @@ class SyncCallback(keras.callbacks.Callback):
             [np.float32(float(rate)) for rate in rates], "float32"
         )
         stops = int(model.stop_training)
-        numbers = [stops, code, *local_rates.view("int32").tolist()]
+        numbers = [
+            stops,
+            code,
+            self._order(),
+            *local_rates.view("int32").tolist(),
+        ]
         everyone = self._workers.concatenate_numbers(numbers, what)
         if any(everyone[:: len(numbers)]):
             model.stop_training = True
-        chiefs = np.array(everyone[2 : len(numbers)], "int32").view("float32")
+        check_order(everyone[2 :: len(numbers)])
+        chiefs = np.array(everyone[3 : len(numbers)], "int32").view("float32")
         for rate, before, value in zip(rates, local_rates, chiefs, strict=True):
             if before != value:
                 rate.assign(value)
         return everyone[1 :: len(numbers)]
+
+
+def check_order(codes: Sequence[int]) -> None:
+    """Compares the checksums of the rows that workers have read."""
+    others = [str(i) for i, code in enumerate(codes) if code != codes[0]]
+    if others:
+        raise ReplicaDivergenceError(
+            "Workers have read rows in different orders, so some rows were "
+            "left out, and others read twice. Received: other rows on worker "
+            f"{', '.join(others)} than on worker 0, since the first batch, "
+            "which was the same. Expected: the same order on every worker. "
+            "Give a seed to what shuffles or draws rows: a `torch.Generator`, "
+            "`np.random.default_rng(seed)` or `random.Random(seed)` of its own "
+            "in each sampler and each `PyDataset`."
+        )
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:

@@ -1,0 +1,165 @@
+"""Each worker loads its own rows, and the numbers stay those of one process."""
+
+import functools
+
+import pytest
+
+from parity.harness import BACKEND
+from parity.harness import assert_same
+from parity.harness import drop_iterations
+from workers import clusters
+from workers import own_rows_jobs as jobs
+
+CLOSE = {"rtol": 2e-6, "atol": 1e-6}
+
+
+def run(fn, *args, workers=2, devices=1):
+    return clusters.run(fn, args, workers=workers, devices=devices, timeout=300)
+
+
+def compare(results, expected):
+    results, expected = dict(results), dict(expected)
+    drop_iterations(results, expected)
+    assert_same(results, expected, **CLOSE)
+
+
+def share(sizes, workers):
+    """The most rows that a worker loads of batches of these sizes."""
+    return sum(-(-size // workers) for size in sizes)
+
+
+def loads_of(everyone, table=jobs.SOURCES):
+    """Compares the results of all workers with those of plain Keras.
+
+    Yields what each has loaded: by `fit` and its relatives, lists of sizes; of
+    all workers, and of plain Keras.
+    """
+    names = list(everyone[0])
+    for name, (expected, plain) in jobs.outcomes(names, None, table).items():
+        for worker in everyone:
+            compare(worker[name][0], expected)
+        yield [worker[name][1] for worker in everyone], plain
+
+
+@pytest.mark.parametrize(
+    ("workers", "names"),
+    [(2, tuple(jobs.SOURCES)), (3, ("py_dataset", "threads", "loader"))],
+    ids=["2", "3"],
+)
+def test_rows_loaded_and_numbers(workers, names):
+    everyone = run(jobs.own, names, workers=workers)
+    for loads, plain_loads in loads_of(everyone):
+        # `fit` has two sources. The first batch of each is loaded whole.
+        for place, sources in enumerate((2, 1, 1)):
+            plain = plain_loads[place]
+            most = share(plain, workers) + sources * jobs.BATCH_SIZE
+            sums = [sum(worker[place]) for worker in loads]
+            assert max(sums) <= most
+            # All rows were loaded by someone.
+            assert sum(sums) >= sum(plain)
+
+
+def test_several_devices_a_worker():
+    everyone = run(jobs.own, ["py_dataset"], devices=2)
+    for loads, plain_loads in loads_of(everyone):
+        for worker in loads:
+            assert sum(worker[0]) < 0.8 * sum(plain_loads[0])
+
+
+def test_what_can_not_be_chosen_is_read_whole():
+    everyone = run(jobs.own, list(jobs.WHOLE), "WHOLE")
+    for loads, plain_loads in loads_of(everyone, jobs.WHOLE):
+        for worker in loads:
+            assert worker[1:] == plain_loads[1:]
+
+
+def test_it_can_be_switched_off():
+    job = functools.partial(jobs.own, KERAS_DIST_OWN_ROWS="0")
+    for loads, plain_loads in loads_of(run(job, ["py_dataset"])):
+        for worker in loads:
+            assert worker == plain_loads
+
+
+def test_without_a_comparison_no_batch_is_loaded_whole():
+    job = functools.partial(jobs.own, KERAS_DIST_CHECK_DATA="0")
+    for loads, plain_loads in loads_of(run(job, ["loader"])):
+        for worker in loads:
+            for sizes, plain in zip(worker, plain_loads, strict=True):
+                assert sum(sizes) <= share(plain, 2)
+
+
+ARRAYS = {
+    "shuffled": {"shuffle": True, "batch_size": jobs.BATCH_SIZE},
+    "shuffled_batches": {"shuffle": "batch", "batch_size": jobs.BATCH_SIZE},
+    "weighted": {"batch_size": 6, "sample_weight": jobs.WEIGHTS},
+    "split": {"batch_size": 5, "validation_split": 0.3},
+    "validated": {"batch_size": 5, "validation_data": (jobs.X, jobs.Y)},
+    "one_batch": {"batch_size": 64},
+    "steps": {"batch_size": 3, "steps_per_epoch": 3, "shuffle": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("workers", "names"),
+    [(2, tuple(ARRAYS)), (3, ("shuffled", "split"))],
+    ids=["2", "3"],
+)
+def test_arrays(workers, names):
+    options = {name: ARRAYS[name] for name in names}
+    expected = jobs.with_arrays(None, options)
+    for results in run(jobs.own_arrays, options, workers=workers):
+        for name in names:
+            compare(results[name], expected[name])
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="TensorFlow takes rows in its own program"
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_rows_taken_of_an_array(shuffle):
+    """No batch is taken whole: the array is compared before."""
+    first, second = run(jobs.taken_of_array, shuffle)
+    full, last = [jobs.BATCH_SIZE // 2] * 3, jobs.ROWS % jobs.BATCH_SIZE
+    # Keras reads one batch before, to build the model.
+    for taken in (first, second):
+        assert [len(rows) for rows in taken[-4:]] == [*full, last]
+    given = [
+        row
+        for pair in zip(first[-4:-1], second[-4:-1], strict=True)
+        for rows in pair
+        for row in rows
+    ] + first[-1]
+    assert sorted(given) == list(range(jobs.ROWS))
+    assert (given == sorted(given)) is not shuffle
+
+
+def test_loading_draws_apart_from_training():
+    first, second = run(jobs.drawn)
+    assert first[0] == first[1]
+    assert second[0] == second[1]
+    # The whole first batch is alike, and nothing else.
+    assert first[0][0][-8:] != second[0][0][-8:]
+    assert first[0][1] == second[0][1]
+
+
+@pytest.mark.parametrize("kind", ["py_dataset", "loader"])
+def test_an_order_that_differs_later_is_an_error(kind):
+    for told in run(jobs.drifting, kind):
+        assert told.startswith("ReplicaDivergenceError: Workers have read rows")
+        assert "other rows on worker 1 than on worker 0" in told
+
+
+def test_the_first_fit_says_how_data_is_loaded():
+    chief, _ = run(jobs.banners)
+    assert [line.split("; ")[4] for line in chief] == [
+        "each worker loads its own rows",
+        "each worker reads all of the data and takes its own rows "
+        "(`__getitem__` of WithoutParameter has no `own`)",
+        "each worker reads all of the data and takes its own rows "
+        "(KERAS_DIST_OWN_ROWS=0)",
+    ]
+
+
+def test_a_plain_model_in_a_callback_reads_all_rows():
+    for apart in run(jobs.beside_a_plain_model):
+        assert apart == [0.0, 0.0]
