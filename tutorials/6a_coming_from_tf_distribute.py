@@ -489,9 +489,9 @@ print(sorted(path.name for path in pathlib.Path(folder).iterdir()))
 # `save_sharded` and `restore_sharded`, on every worker. Of `save` and
 # `save_weights`, the chief alone writes, and each worker reads the file.
 #
-# **Order of the data.** Each worker reads all of the data, and takes its own
-# rows from each batch. So the order has to be the same on all workers. If not,
-# some rows are left out, and some come twice. In one process, any order works.
+# **Order of the data.** Every worker has the same global batches, and takes its
+# own rows of each. So the order has to be the same on all workers. If not, some
+# rows are left out, and some come twice. In one process, any order works.
 #
 # | you shuffle with | the order is the same on all workers |
 # |---|---|

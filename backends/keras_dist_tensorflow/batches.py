@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 from keras import tree
 
+from keras_dist.plugins import OwnRows
 from keras_dist.plugins import Places
 from keras_dist.plugins import RowShard
 from keras_dist.plugins import UnequalLengths
@@ -143,9 +144,10 @@ class OwnRowsTensor(tf.experimental.ExtensionType):
     """
 
     rows: tf.Tensor
-    # The place of the first row, and the rows of the global batch.
+    # The place of the first row; the global batch's rows, and a checksum of it.
     first: tf.Tensor
     total: tf.Tensor
+    code: tf.Tensor
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -168,12 +170,18 @@ class OwnRowsTensor(tf.experimental.ExtensionType):
         return rows
 
 
-def _as_they_are(element: object) -> Any:
-    """Returns an element with the rows that are here as plain tensors."""
-    return tree.map_structure(
-        lambda leaf: leaf.rows if isinstance(leaf, OwnRowsTensor) else leaf,
-        element,
-    )
+def _comparable(element: object) -> Any:
+    """Returns an element with what can be compared in place of own rows."""
+
+    def shown(leaf: Any) -> Any:
+        if not isinstance(leaf, OwnRowsTensor):
+            return leaf
+        total = int(leaf.total)
+        if leaf.rows.shape[0] == total:
+            return leaf.rows
+        return OwnRows(leaf.rows, int(leaf.first), total, int(leaf.code))
+
+    return tree.map_structure(shown, element)
 
 
 class FirstSeen:
@@ -192,7 +200,7 @@ class FirstSeen:
         if not first.has_value():
             self._see(None)
             return iterator
-        self._see(_as_they_are(first.get_value()))
+        self._see(_comparable(first.get_value()))
         rest = (
             tf.data.Dataset.counter()
             .map(lambda _: iterator.get_next_as_optional())

@@ -100,13 +100,17 @@ class OwnRows:
         rows: Array or tensor, the rows that are here, along axis 0.
         first: Integer, the place of the first of them in the global batch.
         total: Integer, the rows of the global batch.
+        code: Integer, a checksum of the global batch.
     """
 
-    __slots__ = ("first", "rows", "shape")
+    __slots__ = ("code", "first", "rows", "shape")
 
-    def __init__(self, rows: Any, first: int, total: int) -> None:
+    def __init__(
+        self, rows: Any, first: int, total: int, code: int = 0
+    ) -> None:
         self.rows = rows
         self.first = first
+        self.code = code
         self.shape = (total, *rows.shape[1:])
 
     @property
@@ -122,7 +126,7 @@ class OwnRows:
 
     def map(self, fn: Callable[[Any], Any]) -> "OwnRows":
         """Returns the same rows after `fn`, which keeps them apart."""
-        return OwnRows(fn(self.rows), self.first, self.shape[0])
+        return OwnRows(fn(self.rows), self.first, self.shape[0], self.code)
 
     def __getitem__(self, rows: slice) -> Any:
         if not isinstance(rows, slice):

@@ -31,6 +31,9 @@ ArrayDataAdapter: type[Any] = private(
 PyDatasetAdapter: type[Any] = private(
     "keras.src.trainers.data_adapters.PyDatasetAdapter"
 )
+TFDatasetAdapter: type[Any] = private(
+    "keras.src.trainers.data_adapters.TFDatasetAdapter"
+)
 TorchDataLoaderAdapter: type[Any] = private(
     "keras.src.trainers.data_adapters.TorchDataLoaderAdapter"
 )

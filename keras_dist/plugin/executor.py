@@ -328,7 +328,7 @@ class Executor(ABC):
 
     def own_rows_of(
         self, model: keras.Model
-    ) -> Callable[[Any, Any, Any], Any] | None:
+    ) -> Callable[[Any, Any, Any, Any], Any] | None:
         """Returns what makes an array of a batch of which only rows are here.
 
         Args:
@@ -336,8 +336,8 @@ class Executor(ABC):
 
         Returns:
             A callable that gets this worker's rows, the place of their first
-            in the global batch, and the rows of that; or `None`, if the
-            model's steps read whole batches.
+            in the global batch, the rows of that, and a checksum of it; or
+            `None`, if the model's steps read whole batches.
         """
         return None
 

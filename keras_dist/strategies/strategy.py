@@ -29,6 +29,7 @@ from keras_dist.fit.profile import StepProfile
 from keras_dist.fit.workers import loops
 from keras_dist.inputs.dataset import distribute_dataset
 from keras_dist.inputs.dataset import distribute_from_function
+from keras_dist.inputs.own_rows.tf_data import own_rows
 from keras_dist.inputs.sources.numpy_data import numpy_dataset
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_random
@@ -458,6 +459,56 @@ class Strategy(DeprecatedMethods):
         """
         context.check_cross_replica(self, "experimental_distribute_dataset")
         return distribute_dataset(self, dataset, options)
+
+    def own_rows(
+        self,
+        batch_size: int,
+        map_func: Callable[..., Any] | None = None,
+        *,
+        num_parallel_calls: int | None = None,
+        drop_remainder: bool = False,
+    ) -> Callable[[Any], Any]:
+        """Returns a transformation of `tf.data` by which workers load own rows.
+
+        It takes the place of `map(map_func).batch(batch_size)` at the end of a
+        pipeline for `fit`, `evaluate` or `predict`. With several workers, each
+        calls `map_func` for the rows of its own replicas only. What comes
+        before, such as a list of files that is shuffled, is read by all. With
+        one worker, it is `map` and `batch`.
+
+        Args:
+            batch_size: Integer, the rows of a global batch.
+            map_func: Callable from an element to the row of a batch, as for
+                `tf.data.Dataset.map`; by default, elements are the rows.
+            num_parallel_calls: Integer, `tf.data.AUTOTUNE` or `None`, as for
+                `tf.data.Dataset.map`. With several workers, it counts batches.
+            drop_remainder: Boolean, whether an incomplete last batch is left
+                out.
+
+        Returns:
+            A callable for `tf.data.Dataset.apply`.
+
+        Raises:
+            ValueError: If `batch_size` is not positive.
+
+        Example:
+
+        >>> import tensorflow as tf
+        >>> strategy = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"])
+        >>> files = tf.data.Dataset.range(5).shuffle(5, seed=1)
+        >>> images = files.apply(
+        ...     strategy.own_rows(4, lambda file: tf.fill([2], file))
+        ... )
+        >>> [tuple(batch.shape) for batch in images]
+        [(4, 2), (1, 2)]
+        """
+        return own_rows(
+            self.executor,
+            batch_size,
+            map_func,
+            num_parallel_calls,
+            drop_remainder,
+        )
 
     def distribute_datasets_from_function(
         self,

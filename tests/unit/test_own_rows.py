@@ -68,7 +68,7 @@ def test_other_rows_are_an_error_in_a_graph():
 
     from keras_dist_tensorflow.batches import OwnRowsTensor
 
-    leaf = OwnRowsTensor(tf.constant(X[4:8]), tf.constant(4), tf.constant(12))
+    leaf = OwnRowsTensor(tf.constant(X[4:8]), 4, 12, 0)
     assert leaf.shape.as_list() == [None, 2]
 
     @tf.function

@@ -18,6 +18,7 @@ from parity.harness import flat
 from parity.harness import scope
 from parity.harness import set_initial_weights
 from parity.harness import to_numpy
+from parity.kinds import tf_rows
 from workers import jobs
 
 # The last batch has one row: fewer than there are workers.
@@ -273,6 +274,59 @@ def own(names, table="SOURCES", **variables):
     count = jobs.in_cluster().num_replicas_in_sync
     with environment(**variables):
         return outcomes(names, count, globals()[table])
+
+
+def with_tf_data(num_replicas, strategy=None):
+    """Results of `fit` and its relatives on tf.data, and the rows loaded."""
+    import tensorflow as tf
+
+    loads = Loads()
+
+    def row(index):
+        loads.add(int(index))
+        return X[index], Y[index], WEIGHTS[index]
+
+    def load(index):
+        values = tf.py_function(row, [index], [tf.float32] * 3)
+        for value, array in zip(values, (X, Y, WEIGHTS), strict=True):
+            value.set_shape(array.shape[1:])
+        return tuple(values)
+
+    seeded()
+    indices = tf.data.Dataset.range(ROWS).shuffle(ROWS, seed=2)
+    data = indices.map(load).batch(BATCH_SIZE)
+    if strategy is not None:
+        data = indices.apply(strategy.own_rows(BATCH_SIZE, load)).prefetch(1)
+    model = made_model(num_replicas)
+    results = fitted(model, data, epochs=2, shuffle=False, verbose=0)
+    loads.sizes.clear()
+    logs = model.evaluate(data, verbose=0, return_dict=True)
+    results |= flat("evaluate", logs)
+    loaded = sorted(loads.sizes)
+    results |= {"predict": to_numpy(model.predict(data, verbose=0))}
+    return results, loaded
+
+
+def own_tf_data():
+    strategy = jobs.in_cluster()
+    return with_tf_data(strategy.num_replicas_in_sync, strategy)
+
+
+def misused_tf_data():
+    """What is said of a dataset of own rows where it can't be used."""
+    strategy = jobs.in_cluster()
+    count = strategy.num_replicas_in_sync
+
+    def fit(worker=0, plain=False, **options):
+        with scope(None if plain else count):
+            model = set_initial_weights(models.mlp())
+            model.compile("sgd", "mse", **options)
+        rows = tf_rows((np.roll(X, worker, 0), Y))
+        data = rows.apply(strategy.own_rows(BATCH_SIZE))
+        return jobs.attempted(lambda: model.predict(data, verbose=0))
+
+    worker = strategy.cluster_resolver.task_id
+    return fit(run_eagerly=True), fit(worker), fit(plain=True)
 
 
 def banners():

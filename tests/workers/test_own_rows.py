@@ -59,6 +59,26 @@ def test_rows_loaded_and_numbers(workers, names):
             assert sum(sums) >= sum(plain)
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_rows_of_tf_data(workers):
+    expected, plain_loaded = jobs.with_tf_data(None)
+    loaded = []
+    for results, rows in run(jobs.own_tf_data, workers=workers):
+        compare(results, expected)
+        loaded += rows
+    # The last batch has one row, which workers without rows load too.
+    assert len(loaded) == len(plain_loaded) + workers - 1
+    assert set(loaded) == set(plain_loaded)
+
+
+def test_a_dataset_of_own_rows_where_it_can_not_be_used():
+    for eager, others, plain in run(jobs.misused_tf_data):
+        if BACKEND != "torch":  # which has no other steps
+            assert "needs them: steps run operation by operation" in eager
+        assert others.startswith("ReplicaDivergenceError: Workers were given")
+        assert plain.split(":")[0] in ("ValueError", "RuntimeError")
+
+
 def test_several_devices_a_worker():
     everyone = run(jobs.own, ["py_dataset"], devices=2)
     for loads, plain_loads in loads_of(everyone):

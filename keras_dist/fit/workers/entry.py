@@ -3,7 +3,6 @@
 import copy
 import inspect
 import itertools
-import os
 import zlib
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -28,8 +27,11 @@ from keras_dist.fit.workers.callbacks import is_everyones
 from keras_dist.fit.workers.callbacks import quiet_callbacks
 from keras_dist.fit.workers.iterators import iterators_adapted
 from keras_dist.fit.workers.iterators import shuffles_noted
+from keras_dist.inputs.own_rows.adapters import has_own_rows
 from keras_dist.inputs.own_rows.adapters import own_rows_of
+from keras_dist.inputs.own_rows.shares import VARIABLE
 from keras_dist.inputs.own_rows.shares import Shares
+from keras_dist.inputs.own_rows.shares import is_wanted
 from keras_dist.internals.keras_data import JOINS_STEPS
 from keras_dist.internals.keras_data import replace_adapter
 from keras_dist.internals.keras_data import set_initial_epoch
@@ -51,8 +53,6 @@ _ARGUMENTS = (
     "validation_split",
     "validation_steps",
 )
-# The environment variable by which workers read all rows, if it is 0.
-OWN_ROWS = "KERAS_DIST_OWN_ROWS"
 _DATA = ("x", "y", "sample_weight", "class_weight", "validation_data")
 
 
@@ -149,7 +149,14 @@ class Entry:
 
     def _load_own_rows(self, iterator: Any) -> None:
         """Makes an iterator of the model load this worker's rows only."""
-        if why_all_in(self._model, self._executor):
+        why_all = why_all_in(self._model, self._executor)
+        if why_all and has_own_rows(iterator.data_adapter):
+            raise ValueError(
+                "A dataset of `strategy.own_rows` has no rows of other "
+                f"workers, and this model needs them: {why_all}. Expected: a "
+                "dataset of whole batches, or a compiled model."
+            )
+        if why_all:
             return
         make_leaf = self._executor.own_rows_of(self._model)
         assert make_leaf is not None
@@ -222,8 +229,8 @@ class Entry:
 
 def why_all_in(model: keras.Model, executor: Executor) -> str:
     """Returns why a model reads all rows, whatever its data is, or ""."""
-    if os.environ.get(OWN_ROWS, "1") == "0":
-        return f"{OWN_ROWS}=0"
+    if not is_wanted():
+        return f"{VARIABLE}=0"
     if executor.own_rows_of(model) is None:
         return "steps run operation by operation"
     if JOINS_STEPS and model.steps_per_execution > 1:
@@ -249,7 +256,7 @@ def described(method: str, arguments: Mapping[str, Any]) -> Facts:
         "rows of the validation data": rows_of(validation),
         "batches of the validation data": batches_of(validation),
         same_data.VARIABLE: same_data.is_wanted(),
-        OWN_ROWS: os.environ.get(OWN_ROWS, "1") != "0",
+        VARIABLE: is_wanted(),
     }
     return {k: str(v) for k, v in values.items() if v is not None}
 

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_dist.core.rows import OwnRows
 from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.workers.iterators import first_pass_wrapped
 from keras_dist.plugin.executor import Executor
@@ -154,6 +155,8 @@ def _shown(value: object, workers: Workers) -> str:
 
 def _values(leaf: Any, rows: int) -> np.ndarray:
     """Returns some values of a leaf, from its first and its last rows."""
+    if isinstance(leaf, OwnRows):
+        return np.array([leaf.code, len(leaf)])
     shape = getattr(leaf, "shape", None)
     if leaf is None or shape is None or not len(shape):
         return _as_numpy(leaf).ravel()

@@ -7,12 +7,14 @@ hold those of this worker's replicas.
 import contextlib
 import inspect
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_dist.inputs.own_rows import tf_data
 from keras_dist.inputs.own_rows.randomness import OwnRandomness
 from keras_dist.inputs.own_rows.shares import MakeLeaf
 from keras_dist.inputs.own_rows.shares import OwnTaker
@@ -36,6 +38,8 @@ def why_all(x: Any) -> str:
         if PARAMETER in inspect.signature(type(x).__getitem__).parameters:
             return ""
         return f"`__getitem__` of {type(x).__name__} has no `{PARAMETER}`"
+    if tf_data.is_own(x):
+        return ""
     if keras_data.is_tf_dataset(x) or not keras_data.can_convert_arrays(x):
         return f"a {type(x).__name__} gives whole batches only"
     return "" if keras_data.are_dense(x) else "an array is sparse or ragged"
@@ -58,20 +62,21 @@ def own_rows_of(
             return None
         return OwnArrays(adapter, shares, make_leaf)
     if type(adapter) is keras_data.PyDatasetAdapter:
-        data = adapter.py_dataset
-        return (
-            None
-            if why_all(data)
-            else OwnPyDatasetAdapter(adapter, shares, make_leaf, compares)
-        )
-    if type(adapter) is keras_data.TorchDataLoaderAdapter:
+        if not why_all(adapter.py_dataset):
+            return OwnPyDatasetAdapter(adapter, shares, make_leaf, compares)
+    elif type(adapter) is keras_data.TorchDataLoaderAdapter:
         loader = adapter._dataloader
-        return (
-            None
-            if why_all(loader)
-            else OwnLoaderAdapter(loader, shares, make_leaf, compares)
-        )
+        if not why_all(loader):
+            return OwnLoaderAdapter(loader, shares, make_leaf, compares)
+    elif has_own_rows(adapter):
+        return OwnTFDatasetAdapter(adapter, make_leaf)
     return None
+
+
+def has_own_rows(adapter: Any) -> bool:
+    """Returns whether data has own rows only, by `strategy.own_rows`."""
+    is_tf_data = type(adapter) is keras_data.TFDatasetAdapter
+    return is_tf_data and tf_data.is_own(adapter._dataset)
 
 
 class _OwnRows:
@@ -89,10 +94,10 @@ class _OwnRows:
 
     def leaves_in_graph(self, batch: Any, numbers: Any) -> Any:
         """The same in a pipeline of TensorFlow: what is whole isn't known."""
-        first, total = numbers[0], numbers[2]
+        first, _, total, code = (numbers[place] for place in range(4))
 
         def leaf_of(rows: Any) -> Any:
-            return self.make_leaf(rows, first, total)
+            return self.make_leaf(rows, first, total, code)
 
         return keras.tree.map_structure(leaf_of, batch)
 
@@ -185,7 +190,7 @@ class OwnArrays(_OwnRows, keras_data.ArrayDataAdapter):
                 if array is None:
                     return None
                 rows = tf.gather(array, indices[first:stop])
-                return self.make_leaf(rows, first, total)
+                return self.make_leaf(rows, first, total, 0)
 
             return keras.tree.map_structure(leaf_of, arrays)
 
@@ -324,3 +329,31 @@ class OwnLoaderAdapter(_OwnRows, keras_data.TorchDataLoaderAdapter):
         dataset = super().get_tf_dataset()
         self._arm(is_ahead=True)
         return dataset.map(self.leaves_in_graph)
+
+
+class OwnTFDatasetAdapter(_OwnRows, keras_data.TFDatasetAdapter):
+    """A `tf.data` pipeline that `strategy.own_rows` has made."""
+
+    def __init__(self, adapter: Any, make_leaf: MakeLeaf) -> None:
+        super().__init__(adapter._dataset)
+        self.make_leaf = make_leaf
+        # TensorFlow reads it in its own program.
+        self.order = RowOrder(None, is_ahead=False)
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        return self._leaves(super().get_jax_iterator())
+
+    def get_torch_dataloader(self) -> Any:
+        begin = super().get_torch_dataloader
+        return _Again(lambda: self._leaves(begin()))
+
+    def _leaves(self, elements: Iterable[Any]) -> Iterator[Any]:
+        pairs = (element.pair for element in elements)
+        return map(self.leaves, self.order.noted(pairs))
+
+    def get_tf_dataset(self) -> Any:
+        return (
+            super()
+            .get_tf_dataset()
+            .map(lambda element: self.leaves_in_graph(*element.pair))
+        )

@@ -1,6 +1,7 @@
 """The rows of a global batch that a worker loads, and the order of rows."""
 
 import dataclasses
+import os
 import zlib
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -14,11 +15,18 @@ import numpy as np
 from keras_dist.core.rows import shape_of
 from keras_dist.plugin.executor import Executor
 
-# Gives rows that are here, the place of the first, and the number of all rows
-# the form that a backend reads.
-MakeLeaf = Callable[[Any, Any, Any], Any]
+# Makes what a backend reads of rows that are here, the place of the first, the
+# number of all rows, and a checksum of these.
+MakeLeaf = Callable[[Any, Any, Any, Any], Any]
+# The environment variable by which workers read all rows, if it is 0.
+VARIABLE = "KERAS_DIST_OWN_ROWS"
 # How many of a batch's indices count in a checksum.
 _MOST = 4096
+
+
+def is_wanted() -> bool:
+    """Returns whether the user allows that workers load different rows."""
+    return os.environ.get(VARIABLE, "1") != "0"
 
 
 class Shares:
@@ -80,7 +88,7 @@ class Taken:
         def leaf_of(rows: Any) -> Any:
             if not shape_of(rows):
                 return rows
-            return make(rows, self.first, self.total)
+            return make(rows, self.first, self.total, self.code)
 
         return keras.tree.map_structure(leaf_of, batch)
 
