@@ -37,7 +37,7 @@
 # |---|---|---|
 # | **DDP** | `init_process_group`, `set_device`, `.to(rank)` | the strategy |
 # | | `DistributedDataParallel(model)` | `with strategy.scope()` |
-# | | `DistributedSampler`, `set_epoch` | nothing: each loads its own rows |
+# | | `DistributedSampler`, `set_epoch` | nothing: give each worker all data |
 # | | `batch_size // world_size` | `batch_size`, the global one |
 # | | `all_reduce` of losses and metrics | nothing: logs are global |
 # | | `if rank == 0:` around `save` | nothing: the chief alone writes |
