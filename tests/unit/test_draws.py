@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 from keras_dist.core.rows import RowShard
-from keras_dist.plugin.draws import Rows
+from keras_dist.plugin.draws import DrawnRows
 from keras_dist.plugin.draws import drawn_by
 from keras_dist.plugin.draws import rows_by_size
 from keras_dist.plugin.front_end import HOOKS
@@ -22,11 +22,11 @@ SHARE = RowShard(4, 12, 4)
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
-        ((4, 7), Rows(0, 4, 4, 12)),
-        ((4,), Rows(0, 4, 4, 12)),
-        ((20,), Rows(0, 20, 20, 60)),  # five values for each row
-        ((7, 4), Rows(1, 4, 4, 12)),
-        ((8, 4), Rows(0, 8, 8, 24)),  # in doubt, the first axis
+        ((4, 7), DrawnRows(0, 4, 4, 12)),
+        ((4,), DrawnRows(0, 4, 4, 12)),
+        ((20,), DrawnRows(0, 20, 20, 60)),  # five values for each row
+        ((7, 4), DrawnRows(1, 4, 4, 12)),
+        ((8, 4), DrawnRows(0, 8, 8, 24)),  # in doubt, the first axis
         ((1, 7), None),
         ((), None),
     ],

@@ -44,17 +44,21 @@ class SharedLoads:
     def __init__(self):
         import torch
 
-        self._counts = torch.zeros(BATCH_SIZE + 1, dtype=torch.int64)
+        # A row for each process: additions to one of them could be lost.
+        self._counts = torch.zeros((2, BATCH_SIZE + 1), dtype=torch.int64)
         self._counts.share_memory_()
 
     def add(self, size):
-        self._counts[size] += 1
+        import torch
+
+        process = torch.utils.data.get_worker_info()
+        self._counts[process.id if process else 0, size] += 1
 
     @property
     def sizes(self):
         return [
             size
-            for size, count in enumerate(self._counts.tolist())
+            for size, count in enumerate(self._counts.sum(0).tolist())
             for _ in range(count)
         ]
 

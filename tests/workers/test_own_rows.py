@@ -48,11 +48,16 @@ def loads_of(everyone, table=jobs.SOURCES):
 )
 def test_rows_loaded_and_numbers(workers, names):
     everyone = run(jobs.own, names, workers=workers)
-    for loads, plain_loads in loads_of(everyone):
+    for name, (loads, plain_loads) in zip(
+        names, loads_of(everyone), strict=True
+    ):
         # `fit` has two sources. The first batch of each is loaded whole.
         for place, sources in enumerate((2, 1, 1)):
             plain = plain_loads[place]
             most = share(plain, workers) + sources * jobs.BATCH_SIZE
+            if name == "threads":
+                # What they have loaded when a pass is given up varies.
+                most += share([6, 6, 6, 1], workers)
             sums = [sum(worker[place]) for worker in loads]
             assert max(sums) <= most
             # All rows were loaded by someone.

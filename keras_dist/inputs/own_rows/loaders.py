@@ -6,9 +6,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch.utils import data
-
 from keras_dist.inputs.own_rows.randomness import OwnRandomness
 from keras_dist.inputs.own_rows.shares import Shares
 from keras_dist.inputs.own_rows.shares import Taken
@@ -20,6 +17,8 @@ MARK = "own_rows"
 
 def why_all(loader: Any) -> str:
     """Returns why a loader's rows can't be loaded one by one, or ""."""
+    from torch.utils import data
+
     if isinstance(loader.dataset, data.IterableDataset):
         return "an IterableDataset has no rows to choose from"
     if loader.batch_sampler is None:
@@ -37,9 +36,7 @@ def why_all(loader: Any) -> str:
     return ""
 
 
-def own_loader(
-    loader: Any, shares: Shares, compares: bool, draws: bool
-) -> data.DataLoader[Any]:
+def own_loader(loader: Any, shares: Shares, compares: bool, draws: bool) -> Any:
     """Returns a loader of pairs: batches of own rows, and what was taken.
 
     Args:
@@ -49,6 +46,8 @@ def own_loader(
         draws: Boolean, whether the dataset is code of the user's, which may
             draw random numbers.
     """
+    from torch.utils import data
+
     randomness = OwnRandomness(shares.first_replica) if draws else None
     options = {"prefetch_factor": loader.prefetch_factor}
     if not loader.num_workers:
@@ -130,6 +129,8 @@ class OwnDataset:
 def _collated(
     collate: Callable[[Any], Any], loaded: tuple[Any, Taken]
 ) -> tuple[Any, Any]:
+    import torch
+
     rows, taken = loaded
     batch = collate(rows)
     # Keras takes both for the same, but not inside of another nest.
