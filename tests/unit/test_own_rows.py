@@ -242,13 +242,18 @@ def test_why_all_rows_of_a_loader_are_read():
         def __iter__(self):
             return iter([X])
 
+    class Short(data.DataLoader):
+        def __len__(self):
+            return 2
+
     def why(loader):
         return adapters.why_all(loader)
 
     assert why(data.DataLoader(X, batch_size=2)) == ""
     assert "IterableDataset" in why(data.DataLoader(Stream()))
     assert "batch_size=None" in why(data.DataLoader(X, batch_size=None))
-    assert "`__iter__` of its own" in why(Own(X))
+    assert "Own has a `__iter__` of its own" in why(Own(X))
+    assert "Short has a `__len__` of its own" in why(Short(X))
     loader = data.DataLoader(X, collate_fn=np.stack)
     assert "set `loader.own_rows = True`" in why(loader)
     loader.own_rows = True

@@ -5,6 +5,7 @@ import contextlib
 import io
 import os
 import threading
+import time
 
 import keras
 import numpy as np
@@ -419,6 +420,46 @@ def drawn():
         model.fit(Drawing(seen), epochs=2, shuffle=True, verbose=0)
         runs.append((seen, float(np.random.uniform())))
     return runs
+
+
+class Late(Table):
+    """Whose rows come later on one of the workers."""
+
+    def __init__(self, worker, **options):
+        super().__init__(Loads(), **options)
+        self._seconds = 0.02 * worker
+
+    def __getitem__(self, index, own=lambda rows: rows):
+        time.sleep(self._seconds)
+        return super().__getitem__(index, own)
+
+
+def parts_of_passes():
+    """What `fit` says of epochs that are shorter than a pass, if anything."""
+    strategy = jobs.in_cluster()
+    worker = strategy.cluster_resolver.task_id
+    model = made_model(strategy.num_replicas_in_sync)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            self.model.stop_training = batch == 1
+
+    def fit(**options):
+        return model.fit(Late(worker), shuffle=False, verbose=0, **options)
+
+    told = []
+    for options in (
+        {"epochs": 3, "steps_per_epoch": 1},
+        {
+            "epochs": 3,
+            "validation_data": Late(worker),
+            "validation_steps": 2,
+        },
+        {"epochs": 2, "callbacks": [Stop()]},
+    ):
+        said = jobs.attempted(lambda options=options: fit(**options))
+        told.append(said if isinstance(said, str) else "")
+    return told
 
 
 class Drifting(Table):

@@ -185,6 +185,12 @@ def test_the_first_fit_says_how_data_is_loaded():
     ]
 
 
+def test_epochs_shorter_than_a_pass_are_no_error():
+    """However far a worker has read ahead."""
+    for told in run(jobs.parts_of_passes):
+        assert told == ["", "", ""]
+
+
 def test_a_plain_model_in_a_callback_reads_all_rows():
     for apart in run(jobs.beside_a_plain_model):
         assert apart == [0.0, 0.0]

@@ -84,8 +84,8 @@ class Entry:
         )
         self._in_parts = isinstance(executor, KeepsShards)
         self._shares = Shares(executor)
-        # The adapters of data of which this worker loads its own rows.
-        self._adapters: list[Any] = []
+        # The iterators over data of which this worker loads its own rows.
+        self._iterators: list[Any] = []
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
             self._callbacks = quiet_callbacks(self._callbacks, self._in_parts)
@@ -168,11 +168,16 @@ class Entry:
         )
         if adapter is not None:
             replace_adapter(iterator, adapter)
-            self._adapters.append(adapter)
+            self._iterators.append(iterator)
 
     def _order(self) -> int:
         """Returns a checksum of the rows that were read so far."""
-        codes = [adapter.order.code for adapter in self._adapters]
+        codes = []
+        for iterator in self._iterators:
+            order = iterator.data_adapter.order
+            # How far a pass has been read ahead is another thing.
+            if not (order.is_ahead and iterator.steps_per_epoch):
+                codes.append(order.code)
         return zlib.crc32(repr(codes).encode()) >> 1
 
     def _note_shuffled(self, iterator: object) -> None:

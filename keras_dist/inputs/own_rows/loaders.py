@@ -23,8 +23,10 @@ def why_all(loader: Any) -> str:
         return "an IterableDataset has no rows to choose from"
     if loader.batch_sampler is None:
         return "a DataLoader with batch_size=None has no rows to choose from"
-    if type(loader).__iter__ is not data.DataLoader.__iter__:
-        return f"{type(loader).__name__} has an `__iter__` of its own"
+    cls = type(loader)
+    for name in ("__iter__", "__len__", "_get_iterator"):
+        if getattr(cls, name) is not getattr(data.DataLoader, name):
+            return f"{cls.__name__} has a `{name}` of its own"
     if not getattr(loader, "in_order", True):
         return "in_order=False gives batches in any order"
     is_stacking = loader.collate_fn is data.default_collate

@@ -114,12 +114,13 @@ class RowOrder:
     Args:
         size: Integer, the batches of a pass; `None` if it is not known.
         is_ahead: Boolean, whether batches are read before they are asked for:
-            then only passes count that have come to their end.
+            then only passes count that a trainer has read to their end. That
+            is not known of passes of which it takes a part.
     """
 
     def __init__(self, size: int | None, is_ahead: bool) -> None:
         self._size = size
-        self._is_ahead = is_ahead
+        self.is_ahead = is_ahead
         self._code = 0
         self._ended = 0
         self._is_within = False
@@ -129,7 +130,7 @@ class RowOrder:
     @property
     def code(self) -> int:
         """Below 2**31, and equal on all workers between two epochs."""
-        if not self._is_ahead:
+        if not self.is_ahead:
             return self._code >> 1
         ended = min(self._ended, len(self._passes))
         return self._passes[ended - 1] >> 1 if ended else 0
@@ -149,20 +150,25 @@ class RowOrder:
         return self._noted(iter(batches))
 
     def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
-        count = 0
+        count, code = 0, self._passes[-1] if self._passes else 0
         for batch, numbers in batches:
             taken = Taken.read(numbers)
             taken.check(batch)
             self.note(taken.code)
-            count += 1
+            count, code = count + 1, _joined(code, taken.code)
             if count == self._size:
-                self._passes.append(self._code)
+                self._passes.append(code)
             yield batch, numbers
         if count and self._size is None:
-            self._passes.append(self._code)
+            self._passes.append(code)
 
     def note(self, code: int) -> None:
-        self._code = zlib.crc32(code.to_bytes(4, "little"), self._code)
+        """Adds a batch to the checksum."""
+        self._code = _joined(self._code, code)
+
+
+def _joined(code: int, other: int) -> int:
+    return zlib.crc32(other.to_bytes(4, "little"), code)
 
 
 def code_of(indices: Any) -> int:
