@@ -122,7 +122,9 @@ def executor_of(workers):
     """What an `Entry` asks of an executor."""
     native = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).executor
     return types.SimpleNamespace(
-        workers=workers, watch_first=native.watch_first
+        workers=workers,
+        watch_first=native.watch_first,
+        own_rows_of=lambda model: None,
     )
 
 
@@ -477,7 +479,7 @@ def test_random_states_become_the_chiefs(chief_has_drawn):
 def test_decisions_are_those_of_any_worker_and_rates_the_chiefs():
     def others(own):
         rate = int(np.float32(0.25).view("int32"))
-        return [[1, own[1], rate][: len(own)]]
+        return [[1, *own[1:3], rate][: len(own)]]
 
     model = belonging(model_of())
     model.stop_training = False

@@ -33,17 +33,21 @@ class Shares:
     """The rows that this worker loads, by the rows of a global batch."""
 
     def __init__(self, executor: Executor) -> None:
-        self._rows_in_fit = executor.rows_in_fit
-        self.first_replica = executor.plan.first_replica
-        self._num_replicas = executor.plan.num_local_replicas
+        self._executor = executor
         self._known: dict[int, range] = {}
+
+    @property
+    def first_replica(self) -> int:
+        """The first of this worker's replicas."""
+        return self._executor.plan.first_replica
 
     def of(self, total: int) -> range:
         """Returns the rows of a batch of `total` rows: one, at least."""
         if total not in self._known:
             # The backend's own rule, which may give replicas the same rows.
-            everyone = self._rows_in_fit(np.zeros((total, 0)))
-            mine = everyone[self.first_replica :][: self._num_replicas]
+            everyone = self._executor.rows_in_fit(np.zeros((total, 0)))
+            count = self._executor.plan.num_local_replicas
+            mine = everyone[self.first_replica :][:count]
             rows = [share for share in mine if share]
             # Without rows, a replica computes some row, which counts nowhere.
             own = range(rows[0].start, rows[-1].stop) if rows else range(1)
