@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import importlib.util
 import io
 import os
 import threading
@@ -22,6 +23,7 @@ from parity.harness import to_numpy
 from parity.kinds import tf_rows
 from workers import jobs
 
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 # The last batch has one row: fewer than there are workers.
 ROWS, BATCH_SIZE = 19, 6
 X, Y, WEIGHTS = models.weighted_table(ROWS).values()
@@ -186,12 +188,15 @@ SOURCES = {
     "rows": from_rows,
     "py_dataset": from_py_dataset,
     "threads": from_threads,
-    "loader": from_loader,
-    "weighted_loader": from_weighted_loader,
-    "endless_loader": from_endless_loader,
-    "loader_of_batches": from_loader_of_batches,
-    "marked_loader": from_marked_loader,
 }
+if HAS_TORCH:
+    SOURCES |= {
+        "loader": from_loader,
+        "weighted_loader": from_weighted_loader,
+        "endless_loader": from_endless_loader,
+        "loader_of_batches": from_loader_of_batches,
+        "marked_loader": from_marked_loader,
+    }
 if BACKEND == "torch":  # forked processes of others may hang
     SOURCES["loader_with_processes"] = from_loader_with_processes
 
@@ -207,14 +212,17 @@ def whole_collated(loads):
 
 
 # Of these, each worker reads all rows.
-WHOLE = {"py_dataset": whole_py_dataset, "collated": whole_collated}
+WHOLE = {"py_dataset": whole_py_dataset}
+if HAS_TORCH:
+    WHOLE["collated"] = whole_collated
 
 
 def seeded(seed=17):
-    import torch
-
     keras.utils.set_random_seed(seed)
-    torch.manual_seed(seed)
+    if HAS_TORCH:
+        import torch
+
+        torch.manual_seed(seed)
 
 
 def made_model(num_replicas):

@@ -1,6 +1,7 @@
 """Each worker loads its own rows, and the numbers stay those of one process."""
 
 import functools
+import importlib.util
 
 import pytest
 
@@ -10,6 +11,13 @@ from parity.harness import drop_iterations
 from workers import clusters
 from workers import own_rows_jobs as jobs
 
+needs_torch = pytest.mark.skipif(
+    not jobs.HAS_TORCH, reason="the data is PyTorch's"
+)
+needs_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="of tf.data"
+)
+LOADER = ("loader",) if jobs.HAS_TORCH else ()
 CLOSE = {"rtol": 2e-6, "atol": 1e-6}
 
 
@@ -43,7 +51,7 @@ def loads_of(everyone, table=jobs.SOURCES):
 
 @pytest.mark.parametrize(
     ("workers", "names"),
-    [(2, tuple(jobs.SOURCES)), (3, ("py_dataset", "threads", "loader"))],
+    [(2, tuple(jobs.SOURCES)), (3, ("rows", "threads", *LOADER))],
     ids=["2", "3"],
 )
 def test_rows_loaded_and_numbers(workers, names):
@@ -64,6 +72,7 @@ def test_rows_loaded_and_numbers(workers, names):
             assert sum(sums) >= sum(plain)
 
 
+@needs_tensorflow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_rows_of_tf_data(workers):
     expected, plain_loaded = jobs.with_tf_data(None)
@@ -76,6 +85,7 @@ def test_rows_of_tf_data(workers):
     assert set(loaded) == set(plain_loaded)
 
 
+@needs_tensorflow
 def test_a_dataset_of_own_rows_where_it_can_not_be_used():
     for eager, others, plain in run(jobs.misused_tf_data):
         if BACKEND != "torch":  # which has no other steps
@@ -107,7 +117,7 @@ def test_it_can_be_switched_off():
 
 def test_without_a_comparison_no_batch_is_loaded_whole():
     job = functools.partial(jobs.own, KERAS_DIST_CHECK_DATA="0")
-    for loads, plain_loads in loads_of(run(job, ["loader"])):
+    for loads, plain_loads in loads_of(run(job, ["rows", *LOADER])):
         for worker in loads:
             for sizes, plain in zip(worker, plain_loads, strict=True):
                 assert sum(sizes) <= share(plain, 2)
@@ -167,7 +177,9 @@ def test_loading_draws_apart_from_training():
     assert first[0][1] == second[0][1]
 
 
-@pytest.mark.parametrize("kind", ["py_dataset", "loader"])
+@pytest.mark.parametrize(
+    "kind", ["py_dataset", pytest.param("loader", marks=needs_torch)]
+)
 def test_an_order_that_differs_later_is_an_error(kind):
     for told in run(jobs.drifting, kind):
         assert told.startswith("ReplicaDivergenceError: Workers have read rows")
