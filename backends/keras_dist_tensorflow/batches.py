@@ -170,8 +170,8 @@ class OwnRowsTensor(tf.experimental.ExtensionType):
         return rows
 
 
-def _comparable(element: object) -> Any:
-    """Returns an element with what can be compared in place of own rows."""
+def in_memory(element: object) -> Any:
+    """Returns an element in memory with own rows as arrays or `OwnRows`."""
 
     def shown(leaf: Any) -> Any:
         if not isinstance(leaf, OwnRowsTensor):
@@ -200,7 +200,7 @@ class FirstSeen:
         if not first.has_value():
             self._see(None)
             return iterator
-        self._see(_comparable(first.get_value()))
+        self._see(in_memory(first.get_value()))
         rest = (
             tf.data.Dataset.counter()
             .map(lambda _: iterator.get_next_as_optional())

@@ -43,6 +43,7 @@ from keras_dist_tensorflow.atomic import wait_for
 from keras_dist_tensorflow.batches import FirstSeen
 from keras_dist_tensorflow.batches import OwnRowsTensor
 from keras_dist_tensorflow.batches import cut_batch
+from keras_dist_tensorflow.batches import in_memory
 from keras_dist_tensorflow.compiler import TensorFlowCompiler
 from keras_dist_tensorflow.executor import TensorFlowExecutor
 from keras_dist_tensorflow.gradients import sum_over_workers
@@ -183,6 +184,9 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         places: Places | None = None,
     ) -> list[T]:
         first, count = self.plan.first_replica, self.plan.num_local_replicas
+        if self.workers is not None and tf.executing_eagerly():
+            # A model that was not to run eagerly when its data was opened.
+            batch = self.workers.whole_batch(in_memory(batch), self._shares_of)
         batch = tree.map_structure(_as_tensor, batch)
         if places is not None:
             batch = tree.map_structure(_of_any_length, batch)
@@ -196,6 +200,11 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         self._mark([tree.flatten(part) for part in parts])
         group = group_of(self.plan, self.workers, edges)
         return self._play_named(fn, [(part,) for part in parts], shares, group)
+
+    def _shares_of(self, total: int) -> list[range]:
+        first, count = self.plan.first_replica, self.plan.num_local_replicas
+        shares = self.rows_in_fit(np.zeros((total, 0)))
+        return shares[first : first + count]
 
     def own_rows_of(self, model: keras.Model) -> type[OwnRowsTensor] | None:
         # Steps that look for rows in draws, one by one, divide them otherwise.

@@ -31,8 +31,6 @@ from keras_dist.plugins import UnequalLengths
 from keras_dist.plugins import bounds
 from keras_dist.plugins import group_of
 from keras_dist.plugins import inherit_thread_state
-from keras_dist.plugins import leaves_of
-from keras_dist.plugins import map_nest
 from keras_dist.plugins import ranges
 from keras_dist.plugins import thread_state
 from keras_dist_torch import prefetch
@@ -103,10 +101,13 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         note = ""
         if places is not None and places.shift(edges):
             note = _SHIFTED.format(edges[1])
-            batch = self._with_all_rows(batch)
+            if self.workers is not None:
+                batch = self.workers.whole_batch(
+                    batch,
+                    lambda total: self._local(ranges(self._edges(total, True))),
+                )
         group = group_of(self.plan, self.workers, edges)
-        first = self.plan.first_replica
-        local = ranges(edges)[first : first + self.plan.num_local_replicas]
+        local = self._local(ranges(edges))
         members = [(index, rows) for index, rows in enumerate(local) if rows]
         # A worker without rows runs one replica, with weight 0.
         members = members or [(0, range(0))]
@@ -151,27 +152,6 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             with _noted(note):
                 return once(False)
 
-    def _with_all_rows(self, batch: object) -> Any:
-        """Gathers a batch of which each worker has loaded its own rows."""
-        leaves = leaves_of(batch)
-        own = [leaf for leaf in leaves if isinstance(leaf, OwnRows)]
-        if not own:
-            return batch
-        assert self.workers is not None
-        rows = self.rows_in_fit(batch)
-        first, count = self.plan.first_replica, self.plan.num_local_replicas
-        mine = [share for share in rows[first : first + count] if share]
-        # A worker that computes nothing has a row of another's.
-        part = slice(mine[0].start, mine[-1].stop) if mine else slice(0)
-        everyone = self.workers.gather_rows([leaf[part] for leaf in own], [])
-        whole = iter(
-            [torch.cat(parts) for parts in zip(*everyone, strict=True)]
-        )
-        return map_nest(
-            lambda leaf: next(whole) if isinstance(leaf, OwnRows) else leaf,
-            batch,
-        )
-
     def _overlapping(
         self, shares: Sequence[RowShard]
     ) -> contextlib.AbstractContextManager[Overlap | None]:
@@ -192,6 +172,10 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
     def rows_in_fit(self, batch: object) -> list[range]:
         lengths = lengths_of(batch)
         return ranges(self._edges(lengths[0], len(set(lengths)) == 1))
+
+    def _local(self, shares: Sequence[range]) -> Sequence[range]:
+        first = self.plan.first_replica
+        return shares[first : first + self.plan.num_local_replicas]
 
     def _edges(self, rows: int, alike: bool) -> list[int]:
         """Returns replicas' first rows, and at the end `rows`."""

@@ -16,10 +16,13 @@ import numpy as np
 from keras import ops
 
 from keras_dist.core import context
+from keras_dist.core.nests import leaves_of
+from keras_dist.core.nests import map_nest
 from keras_dist.core.options import CommunicationOptions
 from keras_dist.core.plan import Cluster
 from keras_dist.core.reduction import ReduceOp
 from keras_dist.core.reduction import combine
+from keras_dist.core.rows import OwnRows
 from keras_dist.core.rows import RowShard
 from keras_dist.errors import ClusterError
 from keras_dist.plugin.bodies import NO_BODY
@@ -193,6 +196,28 @@ class Workers(ABC):
 
         Shares are hints for programs that can't ask for sizes."""
         return self._rows("a gather of rows", tensors)
+
+    def whole_batch(
+        self, batch: object, shares_of: Callable[[int], Sequence[range]]
+    ) -> Any:
+        """Gathers a batch of which each worker has loaded its own rows.
+
+        `shares_of` gives the rows of this worker's replicas by those of all.
+        """
+        leaves = leaves_of(batch)
+        leaves = [leaf for leaf in leaves if isinstance(leaf, OwnRows)]
+        if not leaves:
+            return batch
+        mine = [share for share in shares_of(len(leaves[0])) if share]
+        # A worker that computes nothing has a row of another's.
+        part = slice(mine[0].start, mine[-1].stop) if mine else slice(0)
+        rows = [ops.convert_to_tensor(leaf[part]) for leaf in leaves]
+        columns = zip(*self._rows("a batch", rows), strict=True)
+        joined = iter([ops.concatenate(column, axis=0) for column in columns])
+        return map_nest(
+            lambda leaf: next(joined) if isinstance(leaf, OwnRows) else leaf,
+            batch,
+        )
 
     def _rows(self, what: str, tensors: Sequence[Any]) -> list[list[Any]]:
         likes = [Like.of(tensor) for tensor in tensors]

@@ -430,6 +430,19 @@ def drawn():
     return runs
 
 
+def eager_after_all():
+    """Results of a model whose `run_eagerly` changes between its calls."""
+    model = made_model(jobs.in_cluster().num_replicas_in_sync)
+    results = {}
+    for run_eagerly in (True, False, True, False):
+        model.run_eagerly = run_eagerly
+        name = f"{len(results)}"
+        results[name] = np.asarray(
+            model.evaluate(X, Y, BATCH_SIZE, verbose=0), "float64"
+        )
+    return results
+
+
 class Late(Table):
     """Whose rows come later on one of the workers."""
 

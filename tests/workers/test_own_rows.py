@@ -63,13 +63,14 @@ def test_rows_loaded_and_numbers(workers, names):
         for place, sources in enumerate((2, 1, 1)):
             plain = plain_loads[place]
             most = share(plain, workers) + sources * jobs.BATCH_SIZE
-            if name == "threads":
-                # What they have loaded when a pass is given up varies.
+            is_ahead = name in ("threads", "loader_with_processes")
+            if is_ahead:
+                # What was loaded when a pass is given up varies.
                 most += share([6, 6, 6, 1], workers)
             sums = [sum(worker[place]) for worker in loads]
             assert max(sums) <= most
             # All rows were loaded by someone.
-            assert sum(sums) >= sum(plain)
+            assert is_ahead or sum(sums) >= sum(plain)
 
 
 @needs_tensorflow
@@ -195,6 +196,13 @@ def test_the_first_fit_says_how_data_is_loaded():
         "each worker reads all of the data and takes its own rows "
         "(KERAS_DIST_OWN_ROWS=0)",
     ]
+
+
+def test_a_model_that_runs_eagerly_after_all():
+    """Keras keeps the function of the first call."""
+    for results in run(jobs.eager_after_all, workers=3):
+        first = results["0"]
+        assert_same(results, dict.fromkeys(results, first), **CLOSE)
 
 
 def test_epochs_shorter_than_a_pass_are_no_error():

@@ -288,6 +288,11 @@ class LayoutWorkers(Protocol):
     def gather(self, tensors: Sequence[Any]) -> list[list[Any]]:
         """Returns each worker's tensors."""
 
+    def whole_batch(
+        self, batch: object, shares_of: Callable[[int], Sequence[range]]
+    ) -> Any:
+        """Gathers a batch of which each worker has loaded its own rows."""
+
     def broadcast(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns the chief's tensors."""
 
@@ -322,6 +327,14 @@ class WideLayout(MeshLayout):
         self.num_replicas = len(everyones)
         self.first = worker * len(local)
         self._workers = workers
+
+    def put_whole(self, data: object) -> Any:
+        def shares_of(total: int) -> Sequence[range]:
+            shares = batches.shares(np.zeros((total, 0)), self.num_replicas)
+            return shares[self.first : self.first + len(self.devices)]
+
+        data = self._workers.whole_batch(data, shares_of)
+        return super().put_whole(data)
 
     def holds(self, array: jax.Array) -> bool:
         return super().holds(array) and array.committed
