@@ -31,7 +31,10 @@ ParallelOptimizer = private(
     "keras.src.backend.torch.optimizers.torch_parallel_optimizer"
     ".TorchParallelOptimizer"
 )
-CustomGradient = private("keras.src.backend.torch.core.CustomGradientFunction")
+CustomGradient = private(
+    "keras.src.backend.torch.core.CustomGradientFunction",
+    "keras.src.backend.torch.ops.core.CustomGradientFunction",  # Keras 3.16
+)
 private("keras.Variable._initialize_with_initializer")
 _generator_of = private("keras.src.backend.torch.random.torch_seed_generator")
 _ArrayAdapter = private(

@@ -22,6 +22,9 @@ import keras
 from keras_dist.internals.keras_internals import Trainer
 from keras_dist.internals.private_names import private
 
+DataAdapter: type[Any] = private(
+    "keras.src.trainers.data_adapters.data_adapter.DataAdapter"
+)
 GeneratorDataAdapter: type[Any] = private(
     "keras.src.trainers.data_adapters.GeneratorDataAdapter"
 )

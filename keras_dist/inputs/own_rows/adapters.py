@@ -40,6 +40,8 @@ def why_all(x: Any) -> str:
         return f"`__getitem__` of {type(x).__name__} has no `{PARAMETER}`"
     if tf_data.is_own(x):
         return ""
+    if isinstance(x, keras_data.DataAdapter):
+        return "a distributed dataset gives whole batches only"
     if keras_data.is_tf_dataset(x) or not keras_data.can_convert_arrays(x):
         return f"a {type(x).__name__} gives whole batches only"
     return "" if keras_data.are_dense(x) else "an array is sparse or ragged"
@@ -89,6 +91,7 @@ class _OwnRows:
     probe: Callable[[], Any] | None = None
 
     def leaves(self, pair: tuple[Any, Any]) -> Any:
+        """Gives a batch the form of a global one."""
         batch, numbers = pair
         return Taken.read(numbers).leaves(batch, self.make_leaf)
 
