@@ -95,14 +95,20 @@ class _OwnRows:
         batch, numbers = pair
         return Taken.read(numbers).leaves(batch, self.make_leaf)
 
-    def leaves_in_graph(self, batch: Any, numbers: Any) -> Any:
-        """The same in a pipeline of TensorFlow: what is whole isn't known."""
-        first, _, total, code = (numbers[place] for place in range(4))
+    def _with_leaves(self, dataset: Any) -> Any:
+        """The same of a `tf.data.Dataset` of pairs."""
+        tf = keras_data.tensorflow()
 
-        def leaf_of(rows: Any) -> Any:
-            return self.make_leaf(rows, first, total, code)
+        @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+        def leaves(batch: Any, numbers: Any) -> Any:
+            first, _, total, code = (numbers[place] for place in range(4))
 
-        return keras.tree.map_structure(leaf_of, batch)
+            def leaf_of(rows: Any) -> Any:
+                return self.make_leaf(rows, first, total, code)
+
+            return keras.tree.map_structure(leaf_of, batch)
+
+        return dataset.map(leaves)
 
     def on_epoch_begin(self) -> None:
         super().on_epoch_begin()  # type: ignore[misc]
@@ -198,7 +204,11 @@ class OwnArrays(_OwnRows, keras_data.ArrayDataAdapter):
             return keras.tree.map_structure(leaf_of, arrays)
 
         pairs = tf.data.Dataset.zip((drawn.get_tf_dataset(), arrays.repeat()))
-        own = pairs.map(own_part, num_parallel_calls=tf.data.AUTOTUNE)
+        own = pairs.map(
+            # Converting it would take longer than tracing it.
+            tf.autograph.experimental.do_not_convert(own_part),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
         return own.prefetch(tf.data.AUTOTUNE)
 
 
@@ -295,7 +305,7 @@ class OwnPyDatasetAdapter(_OwnRows, keras_data.PyDatasetAdapter):
         self._own.is_whole = False
         dataset = super().get_tf_dataset()
         self._arm(is_ahead=True)
-        return dataset.map(self.leaves_in_graph)
+        return self._with_leaves(dataset)
 
 
 class OwnLoaderAdapter(_OwnRows, keras_data.TorchDataLoaderAdapter):
@@ -331,7 +341,7 @@ class OwnLoaderAdapter(_OwnRows, keras_data.TorchDataLoaderAdapter):
         self._dataloader.batch_sampler.is_whole = False
         dataset = super().get_tf_dataset()
         self._arm(is_ahead=True)
-        return dataset.map(self.leaves_in_graph)
+        return self._with_leaves(dataset)
 
 
 class OwnTFDatasetAdapter(_OwnRows, keras_data.TFDatasetAdapter):
