@@ -365,8 +365,5 @@ class OwnTFDatasetAdapter(_OwnRows, keras_data.TFDatasetAdapter):
         return map(self.leaves, self.order.noted(pairs))
 
     def get_tf_dataset(self) -> Any:
-        return (
-            super()
-            .get_tf_dataset()
-            .map(lambda element: self.leaves_in_graph(*element.pair))
-        )
+        pairs = super().get_tf_dataset().map(lambda element: element.pair)
+        return self._with_leaves(pairs)
