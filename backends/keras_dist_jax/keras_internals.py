@@ -12,6 +12,7 @@
 | `Model._jax_state` | the state after the last step, emptied on failure |
 | `Model._jax_state_synced` | tells `fit` to take the values again |
 | `Model._make_function` | Keras' loop over `steps_per_execution` |
+| `EpochIterator._get_iterator` | replaced: it would send whole batches ahead |
 | `Model._losses_override` | keeps tracers of a trace that failed |
 | `keras.src.backend.jax.core.cond` | branches that assign variables |
 | `keras.src.backend.jax.nn._can_use_flash_attention` | a kernel for TPUs that |
@@ -165,6 +166,14 @@ def layers_without_jit(model: keras.Model) -> list[keras.Layer]:
     """Returns the layers for which Keras does not compile a model."""
     layers = model._flatten_layers()
     return [layer for layer in layers if not layer.supports_jit]
+
+
+def read_on_host(iterator: Any) -> None:
+    """Makes a trainer's iterator give batches as its adapter does.
+
+    Keras would send whole batches ahead, and steps send the rows they need.
+    """
+    iterator._get_iterator = iterator.data_adapter.get_jax_iterator
 
 
 def takes_data_only(step: Callable[..., Any]) -> bool:

@@ -79,14 +79,6 @@ def are_dense(data: object) -> bool:
     return not any(test(leaf) for leaf in leaves for test in tests)
 
 
-def replace_adapter(iterator: Any, adapter: Any) -> None:
-    """Makes a trainer's iterator read batches from another adapter."""
-    iterator.data_adapter = adapter
-    if keras.backend.backend() == "jax":
-        # Past what sends whole batches to a device: steps send their rows.
-        iterator._get_iterator = adapter.get_jax_iterator
-
-
 def trainer_of_iterator() -> Any:
     """Returns the model whose method is about to make an `EpochIterator`."""
     frame = sys._getframe(1)

@@ -341,6 +341,15 @@ class Executor(ABC):
         """
         return None
 
+    def read_from(self, iterator: Any, adapter: Any) -> None:
+        """Makes a trainer's iterator read batches of `own_rows_of` arrays.
+
+        Args:
+            iterator: Keras' `EpochIterator`.
+            adapter: The data adapter that gives such batches.
+        """
+        iterator.data_adapter = adapter
+
     def watch_first(self, batches: object, see: Callable[[Any], None]) -> Any:
         """Wraps a trainer's batches to show the first one to a function.
 

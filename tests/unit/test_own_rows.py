@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 
+import keras_dist
 from keras_dist.core.rows import OwnRows
 from keras_dist.inputs.own_rows import adapters
 from keras_dist.inputs.own_rows.randomness import OwnRandomness
@@ -84,6 +85,24 @@ def test_other_rows_are_an_error_in_a_graph():
     for edges in ((3, 8), (4, 9), (0, 2)):
         with pytest.raises(tf.errors.InvalidArgumentError):
             rows(*edges)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="Keras sends ahead on JAX only")
+def test_keras_does_not_send_own_rows_ahead(monkeypatch):
+    """As it does with accelerators."""
+    import jax
+    from keras.src.backend.jax.trainer import JAXEpochIterator
+
+    iterator = JAXEpochIterator(x=X, batch_size=4)
+    adapter = adapters.own_rows_of(
+        iterator.data_adapter, Halves(), OwnRows, compares=False
+    )
+    executor = keras_dist.MirroredStrategy(["cpu:0", "cpu:1"]).executor
+    executor.read_from(iterator, adapter)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    leaves = list(iterator._get_iterator())
+    assert [type(leaf) for leaf in leaves] == [OwnRows] * 3
+    np.testing.assert_equal(leaves[1][2:4], X[6:8])
 
 
 def test_the_taker_takes_of_anything_with_a_length():

@@ -246,6 +246,10 @@ class JaxExecutor(Executor):
         # Operation by operation, each device computes all rows.
         return OwnRows if internals.compiles(model) else None
 
+    def read_from(self, iterator: Any, adapter: Any) -> None:
+        super().read_from(iterator, adapter)
+        internals.read_on_host(iterator)
+
     def recover(self, model: keras.Model) -> None:
         self._running[model].recover()
 

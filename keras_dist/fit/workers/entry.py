@@ -33,7 +33,6 @@ from keras_dist.inputs.own_rows.shares import VARIABLE
 from keras_dist.inputs.own_rows.shares import Shares
 from keras_dist.inputs.own_rows.shares import is_wanted
 from keras_dist.internals.keras_data import JOINS_STEPS
-from keras_dist.internals.keras_data import replace_adapter
 from keras_dist.internals.keras_data import set_initial_epoch
 from keras_dist.plugin import randomness
 from keras_dist.plugin.backend import get_backend
@@ -167,7 +166,7 @@ class Entry:
             compares=same_data.is_wanted(),
         )
         if adapter is not None:
-            replace_adapter(iterator, adapter)
+            self._executor.read_from(iterator, adapter)
             self._iterators.append(iterator)
 
     def _order(self) -> int:
