@@ -497,6 +497,35 @@ class Drifting(Table):
         return X[ids], Y[ids], WEIGHTS[ids]
 
 
+class Others(Table):
+    """Whose rows have the same indices and other values on each worker."""
+
+    def __init__(self, worker, **options):
+        super().__init__(Loads(), **options)
+        self._worker = worker
+
+    def __getitem__(self, index, own=lambda rows: rows):
+        x, *rest = super().__getitem__(index, own)
+        return x + self._worker, *rest
+
+
+def other_values(kind):
+    """What `predict` says of the same indices with other values."""
+    strategy = jobs.in_cluster()
+    worker = strategy.cluster_resolver.task_id
+    model = made_model(strategy.num_replicas_in_sync)
+    if kind == "loader":
+        import torch
+
+        rows = [(x + worker,) for x in X]
+        data = torch.utils.data.DataLoader(rows, batch_size=BATCH_SIZE)
+    elif kind == "threads":
+        data = Others(worker, workers=2)
+    else:
+        data = Others(worker)
+    return jobs.attempted(lambda: model.predict(data, verbose=0))
+
+
 def drifting(kind):
     """What `fit` says of data whose order differs between workers."""
     strategy = jobs.in_cluster()

@@ -198,6 +198,16 @@ def test_the_first_fit_says_how_data_is_loaded():
     ]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["py_dataset", "threads", pytest.param("loader", marks=needs_torch)],
+)
+def test_the_first_batch_is_compared_whole(kind):
+    for told in run(jobs.other_values, kind):
+        assert isinstance(told, str), "rows of other values were not noticed"
+        assert told.startswith("ReplicaDivergenceError: Workers were given")
+
+
 def test_a_model_that_runs_eagerly_after_all():
     """Keras keeps the function of the first call."""
     for results in run(jobs.eager_after_all, workers=3):
