@@ -144,25 +144,31 @@ class OwnArrays(_OwnRows, keras_data.ArrayDataAdapter):
     def _get_iterator(
         self, slice_and_convert_fn: Callable[..., Any], inputs: Any
     ) -> Iterator[Any]:
-        def own_part(sliceable: Any, indices: Any) -> Any:
-            is_slice = isinstance(indices, slice)
-            ids: Any = indices
-            if is_slice:
-                ids = range(indices.start, indices.stop)
-            own = self._shares.of(len(ids))
-            mine: Any = ids[own.start : own.stop]
-            if is_slice:
-                mine = slice(mine.start, mine.stop)
-            rows = slice_and_convert_fn(sliceable, indices=mine)
-            taken.append(Taken.of(own, len(ids), code_of(ids)))
-            return rows
+        drawn: Any = None
+        mine: Any = None
+        taken: Taken | None = None
 
-        taken: list[Taken] = []
+        def own_part(sliceable: Any, indices: Any) -> Any:
+            nonlocal drawn, mine, taken
+            if indices is not drawn:  # of another batch, not another array
+                drawn = indices
+                mine, taken = self._own(indices)
+            return slice_and_convert_fn(sliceable, indices=mine)
+
         for batch in super()._get_iterator(own_part, inputs):
-            last = taken[-1]
-            taken.clear()
-            self.order.note(last.code)
-            yield last.leaves(batch, self.make_leaf)
+            assert taken is not None
+            self.order.note(taken.code)
+            yield taken.leaves(batch, self.make_leaf)
+
+    def _own(self, indices: Any) -> tuple[Any, Taken]:
+        """Returns the own part of a batch's indices, an array or a slice."""
+        is_slice = isinstance(indices, slice)
+        ids = range(indices.start, indices.stop) if is_slice else indices
+        own = self._shares.of(len(ids))
+        mine = ids[own.start : own.stop]
+        if is_slice:
+            mine = slice(mine.start, mine.stop)
+        return mine, Taken.of(own, len(ids), code_of(ids))
 
     def get_torch_dataloader(self) -> Any:
         from keras_dist.inputs.own_rows.loaders import own_loader
