@@ -90,6 +90,7 @@ from .internals.keras_optimizers import with_gradients as with_gradients
 from .internals.keras_random import draw_seed as draw_seed
 from .internals.keras_random import is_seed as is_seed
 from .internals.keras_random import lend_global_seed as lend_global_seed
+from .internals.keras_saveables import all_metrics as all_metrics
 from .internals.keras_saveables import all_optimizers as all_optimizers
 from .internals.keras_saveables import all_variables as all_variables
 from .internals.keras_saveables import unique as unique
@@ -189,6 +190,7 @@ from .replica.scopes import Recording as Recording
 from .replica.scopes import base_scope as base_scope
 from .replica.scopes import value_in as value_in
 from .replica.scopes import values_are_replaced as values_are_replaced
+from .replica.state import CompiledStep as CompiledStep
 from .replica.state import LayerScope as LayerScope
 from .replica.state import ReplicaStep as ReplicaStep
 from .replica.state import current_call as current_call

@@ -74,6 +74,16 @@ class Order:
         return places == [(self, i) for i in range(len(self.likes))]
 
 
+def order_of(
+    variables: Sequence[keras.Variable], options: CommunicationOptions
+) -> Order:
+    """Returns the order of some variables, always the same."""
+    order: Order | None = TorchRecord.of(variables[0]).order[0]
+    if order is None or not order.is_of(variables):
+        order = Order(variables, options)
+    return order
+
+
 class Bucket:
     """Gradients of one dtype, to be summed over workers with weights.
 
@@ -82,7 +92,19 @@ class Bucket:
     """
 
     def __init__(
-        self,
+        self, order: Order, positions: Sequence[int], flat: torch.Tensor
+    ) -> None:
+        self._likes = [order.likes[position] for position in positions]
+        self.flat = flat
+        self._wait: Callable[[], None] = lambda: None
+        # When it is finished, what workers have added: which gradients there
+        # are, whether any has set the flag, and how many are at something else.
+        self._present: list[float] = []
+        self.is_flagged, self.guard = False, 0.0
+
+    @classmethod
+    def of(
+        cls,
         order: Order,
         positions: Sequence[int],
         gradients: Sequence[torch.Tensor | None],
@@ -91,16 +113,15 @@ class Bucket:
         workers: TorchWorkers,
         flag: bool = False,
         numbers: Sequence[Any] = (),
-    ) -> None:
-        self._workers = workers
-        self._likes = [order.likes[position] for position in positions]
-        dtype = self._likes[0][1]
+    ) -> Self:
+        likes = [order.likes[position] for position in positions]
+        dtype = likes[0][1]
         flags = [float(g is not None) for g in gradients] + [float(flag)]
         parts = [
             torch.zeros(shape.numel(), dtype=dtype, device=device)
             if gradient is None
             else gradient.detach().reshape(-1).to(device, dtype)
-            for gradient, (shape, _) in zip(gradients, self._likes, strict=True)
+            for gradient, (shape, _) in zip(gradients, likes, strict=True)
         ]
         size = sum(map(torch.Tensor.numel, parts))
         parts.append(numbers_on(device, flags).to(dtype))
@@ -113,24 +134,18 @@ class Bucket:
         wire = workers.options.dtype
         if wire is not None and dtype == torch.float32:
             flat = flat.to(getattr(torch, wire))
-        self.flat = flat
-        self._wait: Callable[[], None] = lambda: None
-        # When it is finished: sums, some `None`, and what workers have added:
-        # whether any has set the flag, and how many are at something else.
-        self.sums: list[torch.Tensor | None] = []
-        self.numbers: list[torch.Tensor] = []
-        self.is_flagged, self.guard = False, 0.0
+        return cls(order, positions, flat)
 
     def start(self, start: Start) -> Self:
         """Begins to sum it."""
         self._wait = start(self.flat)
         return self
 
-    def swap(self, call: Call) -> Self:
+    def swap(self, workers: TorchWorkers, call: Call) -> Self:
         """Sums it by an exchange, as it is small."""
         data = self.flat.cpu().view(torch.uint8).numpy().tobytes()
         body = Body(len(data), lambda: data)
-        _, bodies = self._workers.exchange(call, b"", body)
+        _, bodies = workers.exchange(call, b"", body)
         assert bodies is not None
         rows = torch.frombuffer(
             bytearray(b"".join(bodies)), dtype=self.flat.dtype
@@ -140,19 +155,26 @@ class Bucket:
         return self
 
     def finish(self) -> Self:
-        """Waits for its sum, and takes that apart."""
+        """Waits for its sum."""
         self._wait()
+        size = sum([shape.numel() for shape, _ in self._likes])
+        count = len(self._likes)
+        numbers = self.flat[size:].tolist()
+        self._present = numbers[:count]
+        self.is_flagged, self.guard = bool(numbers[count]), numbers[-1]
+        return self
+
+    def taken_apart(
+        self,
+    ) -> tuple[list[torch.Tensor | None], list[torch.Tensor]]:
+        """Returns sums of gradients, some `None`, and those of numbers."""
         shapes, (dtype, *_) = zip(*self._likes, strict=True)
         *parts, last = split_as(self.flat, shapes)
-        count = len(shapes) + 1
-        *present, flag = last[:count].tolist()
-        self.sums = [
+        sums = [
             part.to(dtype) if is_there else None
-            for part, is_there in zip(parts, present, strict=True)
+            for part, is_there in zip(parts, self._present, strict=True)
         ]
-        self.is_flagged, self.guard = bool(flag), float(last[-1])
-        self.numbers = [*last[count:-1].unbind()]
-        return self
+        return sums, [*last[len(shapes) + 1 : -1].unbind()]
 
 
 def carries_numbers(variables: Sequence[keras.Variable]) -> bool:
@@ -218,52 +240,61 @@ class Overlap:
         if not variables:
             return []
         local_sums, weight = self._local_sum(here, weights)
-        order, _ = TorchRecord.of(variables[0]).order
-        if order is None or not order.is_of(variables):
-            order = Order(variables, self._workers.options)
+        order = order_of(variables, self._workers.options)
         sent = self._sent.pop(order, [])
         is_stale = bool(sent) and not self._is_same(order, gradients)
         self._ready.pop(order, None)
 
         def made(positions: list[int], *last: Any) -> Bucket:
             chosen = [local_sums[position] for position in positions]
-            return Bucket(
+            return Bucket.of(
                 order, positions, chosen, weight, self._device, workers, *last
             )
 
         workers = self._workers
-        *early, last = order.buckets
-        final = made(last, is_stale, numbers)
-        layout = f"{order.layout} and {len(numbers)} numbers"
+        final = made(order.buckets[-1], is_stale, numbers)
+        finished = self.finished(order, made, final, len(numbers), sent)
+        apart = [bucket.taken_apart() for bucket in finished]
+        summed = iter([sums for sums, _ in apart])
+        sums = in_packs(lambda _: next(summed), order.buckets, local_sums)
+        return [*sums, *apart[-1][1]]
+
+    def finished(
+        self,
+        order: Order,
+        made: Callable[[list[int]], Bucket],
+        final: Bucket,
+        num_numbers: int,
+        sent: Sequence[Bucket] = (),
+    ) -> list[Bucket]:
+        """Sums buckets: early ones that `made` makes of positions, if they are
+        not sent yet, and the final one."""
+        workers, early = self._workers, order.buckets[:-1]
+        layout = f"{order.layout} and {num_numbers} numbers"
         call = workers.call("gradients", layout)
         if not early and workers.is_small(final.flat.nbytes):
-            done = [final.swap(call).finish()]
-        else:
-            whole = Sum(
-                call,
-                order.layout,
-                order.early,
-                (final.flat.numel(), final.flat.dtype),
-            )
-            if sent and workers.sums.expected != whole:
-                for bucket in sent:
-                    bucket.finish()
-                sent = []
-            workers.agree(whole)
-            missing = early[len(sent) :]
-            start = workers.start_sum
-            begun = sent + [
-                made(positions).start(start) for positions in missing
-            ]
-            done = [bucket.finish() for bucket in (*begun, final.start(start))]
-            workers.end_sum(whole, done[-1].guard)
-            if done[-1].is_flagged:
-                order.is_early = False
-                again = [made(positions).start(start) for positions in early]
-                done = [*(bucket.finish() for bucket in again), done[-1]]
-        summed = iter([bucket.sums for bucket in done])
-        sums = in_packs(lambda _: next(summed), order.buckets, local_sums)
-        return [*sums, *done[-1].numbers]
+            return [final.swap(workers, call).finish()]
+        whole = Sum(
+            call,
+            order.layout,
+            order.early,
+            (final.flat.numel(), final.flat.dtype),
+        )
+        if sent and workers.sums.expected != whole:
+            for bucket in sent:
+                bucket.finish()
+            sent = []
+        workers.agree(whole)
+        missing = early[len(sent) :]
+        start = workers.start_sum
+        begun = [*sent, *(made(p).start(start) for p in missing)]
+        done = [bucket.finish() for bucket in (*begun, final.start(start))]
+        workers.end_sum(whole, done[-1].guard)
+        if done[-1].is_flagged:
+            order.is_early = False
+            again = [made(positions).start(start) for positions in early]
+            done = [*(bucket.finish() for bucket in again), done[-1]]
+        return done
 
     def _arrived(
         self, order: Order, position: int, replica: int, gradient: torch.Tensor
@@ -285,7 +316,7 @@ class Overlap:
                     [[ready[p][i][0] for p in positions] for i in range(count)],
                     self._weights,
                 )
-                bucket = Bucket(
+                bucket = Bucket.of(
                     order, positions, sums, weight, self._device, self._workers
                 )
                 sent.append(bucket.start(self._workers.sums.send_early))

@@ -22,11 +22,11 @@ from keras_dist.plugins import Draw
 from keras_dist.plugins import DrawnRows
 from keras_dist.plugins import MisjudgedDraws
 from keras_dist.plugins import Places
-from keras_dist.plugins import Replica
 from keras_dist.plugins import rows_at
 from keras_dist.plugins import rows_by_size
 from keras_dist_torch.keras_internals import has_no_seed
 from keras_dist_torch.keras_internals import mask_of_dropout
+from keras_dist_torch.look import DRAWS
 
 # Generators, and their states outside of steps: the same on all workers.
 States = list[tuple[torch.Generator, torch.Tensor]]
@@ -117,7 +117,7 @@ class ReplicaDraws:
     """The draws of one replica."""
 
     def __init__(
-        self, replica: Replica, draws: Draws, device: torch.device
+        self, replica: Any, draws: Draws, device: torch.device
     ) -> None:
         self.of_round = draws
         self._replica = replica
@@ -131,6 +131,8 @@ class ReplicaDraws:
         sizes = [int(size) for size in draw.shape]
         place = f"{draw.where}|{draw.name}|{len(sizes)}"
         axis = self._axis(place, sizes)
+        if axis != 0 or not is_unseeded(draw):
+            self._replica.note(DRAWS)
         if share.rows == share.total and group.workers is None:
             return draw.again()
         is_odd = draw.name == "shuffle" and draw.arguments["axis"] < 0
@@ -184,7 +186,7 @@ def _for_all(
     given = draw.arguments
     if draw.name == "dropout" and not is_unseeded(draw):
         return mask_of_dropout(sizes, given["rate"], given["seed"])
-    return draw.for_all(rows, parameters, _ones_like)
+    return draw.for_all(rows, parameters, ones_like)
 
 
 def is_unseeded(draw: Draw) -> bool:
@@ -197,7 +199,7 @@ def is_unseeded(draw: Draw) -> bool:
     )
 
 
-def _ones_like(inputs: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+def ones_like(inputs: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     """Returns ones, in memory in the order of the inputs, as masks are."""
     order = sorted(range(inputs.ndim), key=lambda i: -inputs.stride(i))
     ones = inputs.new_ones([sizes[i] for i in order])

@@ -166,6 +166,7 @@ def hook_clipping(
 # The original functions, for this package.
 after_accumulation = torch.Tensor.register_post_accumulate_grad_hook
 plain_backward = torch.autograd.backward
+plain_grad = torch.autograd.grad
 
 
 def refuse_hooks(variable: keras.Variable, parameter: torch.Tensor) -> NoReturn:
@@ -179,7 +180,8 @@ def refuse_hooks(variable: keras.Variable, parameter: torch.Tensor) -> NoReturn:
 def hook_registering(original: Any, self: torch.Tensor, hook: Any) -> Any:
     """Scales gradients for hooks of a step, and refuses those on variables."""
     step, name = current_step(), original.__name__
-    if step is not None:
+    if step is not None and not step.is_compiled:
+        step.replica.note(f"it calls `torch.Tensor.{name}`")
         if _is_variable(self, step):
             _refuse(name, "a variable")
         if name == "register_hook" and weighing_replica() is None:

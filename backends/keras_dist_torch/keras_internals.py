@@ -10,6 +10,9 @@ What an optimizer computes from parts is written by `_direct_assign`.
 
 `CustomGradientFunction` calls functions with gradients of their own.
 
+An optimizer's `_learning_rate` may be a schedule, of which
+`_get_current_learning_rate` gives the current rate.
+
 `_initialize_with_initializer` makes the value of a variable, and
 `TorchParallelOptimizer` updates many variables by one call. A `SeedGenerator`
 without a seed, which has no `_initial_seed`, means PyTorch's own generator;
@@ -18,6 +21,7 @@ others give a `torch_seed_generator`.
 
 import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -126,6 +130,31 @@ def _size_of_row(arrays: list[Any]) -> int:
     # An axis of unknown size, such as a ragged one, counts as one number.
     shapes = [array.shape[1:] for array in arrays if array is not None]
     return sum(math.prod(size or 1 for size in shape) for shape in shapes)
+
+
+def learning_rate_known(
+    optimizer: keras.Optimizer,
+) -> contextlib.AbstractContextManager[None]:
+    """Makes a schedule of learning rates the rate of this step, inside.
+
+    A schedule may be Python code that no graph can have.
+    """
+    schedule = vars(optimizer)["_learning_rate"]
+    if isinstance(schedule, keras.Variable):
+        return contextlib.nullcontext()
+    return _rate_instead(
+        vars(optimizer), optimizer._get_current_learning_rate()
+    )
+
+
+@contextlib.contextmanager
+def _rate_instead(attributes: dict[str, Any], rate: Any) -> Iterator[None]:
+    schedule = attributes["_learning_rate"]
+    attributes["_learning_rate"] = keras.ops.convert_to_tensor(rate)
+    try:
+        yield
+    finally:
+        attributes["_learning_rate"] = schedule
 
 
 def forget_parameter(variable: keras.Variable) -> None:

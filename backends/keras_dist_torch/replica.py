@@ -29,6 +29,8 @@ from keras_dist_torch.gradients import refuse_hooks
 from keras_dist_torch.gradients import refuse_in_place
 from keras_dist_torch.keras_internals import on_device
 from keras_dist_torch.keras_internals import parameter_of
+from keras_dist_torch.look import DRAWS
+from keras_dist_torch.look import Look
 from keras_dist_torch.transfers import Transfers
 
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Run:
     moved: Transfers | None
     overlap: Overlap | None
     draws: Draws
+    look: Look | None  # at a step, to compile it
 
 
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
@@ -76,6 +79,9 @@ class BaseReplica(Replica):
         total: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return _all_sum(value, self, what, total)
+
+    def note(self, problem: str) -> None:
+        """Notes why a step that is looked at can't be compiled."""
 
 
 class TorchReplica(BaseReplica):
@@ -105,6 +111,8 @@ class TorchReplica(BaseReplica):
         self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
         run = self._run
+        if run.look is not None:
+            run.look.meets(what)
 
         def hold(values: list[Any]) -> T:
             if run.moved is not None:
@@ -119,6 +127,15 @@ class TorchReplica(BaseReplica):
 
         result: T = _meet(run, self._position, what, hold, value)
         return result if run.is_one_device else move(result, self._device)
+
+    def note(self, problem: str) -> None:
+        if self._run.look is not None:
+            self._run.look.note(problem)
+
+    @property
+    def seed_offset(self) -> Any:
+        self.note(DRAWS)
+        return super().seed_offset
 
     def at_home(self, value: Any) -> Any:
         return value.to(self._run.primary)

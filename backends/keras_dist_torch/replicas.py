@@ -4,6 +4,7 @@ import contextlib
 import functools
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import TypeVar
@@ -37,10 +38,12 @@ from keras_dist_torch import prefetch
 from keras_dist_torch import transfers
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.buckets import carries_numbers
+from keras_dist_torch.compiled_training import CompiledTraining
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import States
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
+from keras_dist_torch.look import DRAWS
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.one_device import TorchStorage
 from keras_dist_torch.one_device import keras_device
@@ -75,6 +78,35 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         self._run_threads = torch._dynamo.disable(
             LockstepThreads(capture_thread).run
         )
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this worker's first replica."""
+        return self._devices[0]
+
+    @property
+    def compiling_problem(self) -> str:
+        """Why no step is compiled, if so."""
+        if self.workers is None or self.plan.num_local_replicas > 1:
+            return (
+                "several replicas in one process take turns. Start a process "
+                "for each device, for instance with `keras-dist run`"
+            )
+        return ""
+
+    def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
+        # Keras would have `torch.compile` trace what is around the replicas.
+        return {"_should_torch_compile": lambda: False}
+
+    def compiled_step(
+        self,
+        name: str,
+        run: Callable[[keras.Model, Any], Any],
+        is_of_keras: Callable[[keras.Model], bool],
+    ) -> Callable[[keras.Model, Any], Any]:
+        if name != "train_step":
+            return run
+        return CompiledTraining(self, run, is_of_keras)
 
     def prepare(self, model: keras.Model) -> None:
         for layer in model._flatten_layers():
@@ -218,6 +250,8 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
             for generator, state in outside:
                 generator.set_state(state)
         if is_used:
+            if self.workers.look is not None:
+                self.workers.look.note(DRAWS)
             # Gives the next step another seed. A step that draws nothing
             # leaves the generator as one device would.
             torch.randint(2**62, ())
@@ -250,6 +284,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                 moved,
                 overlap,
                 draws,
+                None if self.workers is None else self.workers.look,
             )
             fns = []
             for position, (index, share, *args) in enumerate(members):

@@ -49,6 +49,10 @@ class ShardedExecutor(TorchReplicaExecutor, KeepsShards):
         super().__init__(plan, workers)
         self._mesh = mesh_of(workers, self._primary.type)
 
+    @property
+    def compiling_problem(self) -> str:
+        return "variables, or their optimizer's state, are in parts"
+
     def storage(self, variable: keras.Variable) -> Storage:
         if isinstance(variable, ShardedVariable) or self._divides(variable):
             return DTensorStorage(variable, self.plan, self._mesh, self.workers)

@@ -3,6 +3,7 @@
 | name | why |
 |---|---|
 | `torch.utils._pytree` | per-replica values are nests for `torch.compile` |
+| `torch._dynamo.config` | numbers that change do not compile a step again |
 | `torch._dynamo.disable` | where replicas meet, Python runs as it is |
 | `torch._C._profiler._ExperimentalConfig` | profiles of all threads |
 | `torch._foreach_{add_,copy_,mul}` | one call for many tensors |
@@ -14,6 +15,7 @@ If one of them moves, `private` raises an error with its name.
 from keras_dist.plugins import private
 
 pytree = private("torch.utils._pytree")
+config = private("torch._dynamo.config")
 
 CLIPS = "_clip_grads_with_norm_"
 _ProfilerConfig = private("torch._C._profiler._ExperimentalConfig")

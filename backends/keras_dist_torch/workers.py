@@ -34,6 +34,7 @@ from keras_dist.plugins import packs
 from keras_dist_torch.flat import bytes_of
 from keras_dist_torch.flat import split_as
 from keras_dist_torch.flat import tensors_of
+from keras_dist_torch.look import Look
 from keras_dist_torch.stores import StoreBoard
 from keras_dist_torch.stores import connect
 from keras_dist_torch.stores import open_store
@@ -65,6 +66,8 @@ class TorchWorkers(Workers):
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
         self._has_lost = self._is_aborted = False
+        # The step that is looked at, to compile it.
+        self.look: Look | None = None
         local_words = (
             ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
         )
@@ -157,6 +160,11 @@ class TorchWorkers(Workers):
             return  # without a wait for GPUs
         with self.named():
             self._check()
+
+    def call(self, what: str, layout: str) -> Call:
+        if self.look is not None:
+            self.look.calls(what)
+        return super().call(what, layout)
 
     def swap(self, data: np.ndarray) -> np.ndarray:
         # A copy, because a frozen array would be a warning.

@@ -44,6 +44,8 @@ def hook_drawing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def draw(*args: Any, **kwargs: Any) -> Any:
         step = state.of_thread.step
+        if step is not None and step.is_compiled:
+            return step.replica.draw_traced(original, *args, **kwargs)
         by = drawer() if step is None else step.replica.draw
         # Keras' functions call each other.
         if by is None or has_common_seeds():

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -30,7 +31,7 @@ def hook_clear_losses(original: Any) -> Any:
         scope = keras_internals.stateless_scope()
         if isinstance(scope, Overlay):
             scope.clear_losses(self)
-        elif step is None:
+        elif step is None or step.is_compiled:
             original(self)
         else:
             step.scope.clear_losses(self)
@@ -41,16 +42,22 @@ def hook_clear_losses(original: Any) -> Any:
 @as_hook
 def hook_add_loss(original: Any, self: Any, loss: Any) -> None:
     step = state.current_step()
-    if step is not None and step.counts_losses and base_scope() is step.scope:
+    if step is not None and step.is_compiled:
+        loss = tree.map_structure(functools.partial(_term, step), loss)
+    elif step is not None and step.counts_losses and base_scope() is step.scope:
         # The caller of `add_loss`, which `as_hook` wraps.
         by = sys._getframe(2).f_globals.get("__name__", "")
-        term = functools.partial(_term, step, self, by)
+        told = step.strategy, step.model, self, by
+        tell = functools.partial(own_code.tell_of_number, *told)
+        term = functools.partial(_term, step, tell_of_number=tell)
         loss = tree.map_structure(term, loss)
     original(self, loss)
 
 
 def _term(
-    step: state.ReplicaStep, layer: keras.Layer, by: str, loss: object
+    step: state.ReplicaStep | state.CompiledStep,
+    loss: object,
+    tell_of_number: Callable[[], None] = lambda: None,
 ) -> Any:
     """Scales what a layer adds; its mean over rows is then the global loss.
 
@@ -60,7 +67,7 @@ def _term(
         if not is_float(loss):
             loss = ops.cast(loss, keras.config.floatx())
         return scaled(loss, step.share.inverse)
-    own_code.tell_of_number(step.strategy, step.model, layer, by)
+    tell_of_number()
     return loss
 
 

@@ -258,7 +258,7 @@ def _hooked_update(metric: keras.metrics.Metric) -> Callable[..., Any]:
 
     def update_on_replicas(*args: Any, **kwargs: Any) -> Any:
         step = of_thread.step
-        if step is None:
+        if step is None or step.is_compiled:
             return update_state(*args, **kwargs)
         step.replica.check_rendezvous(what)
         update: Update
@@ -283,7 +283,7 @@ def _hooked_result(metric: keras.metrics.Metric) -> Callable[..., Any]:
 
     def result_on_replicas() -> Any:
         step = of_thread.step
-        if step is None:
+        if step is None or step.is_compiled:
             return result()
         flush(step)
         return _noted(step, result())

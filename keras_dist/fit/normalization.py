@@ -68,7 +68,7 @@ def _global_moments(
     Two sums, one after the other: a difference of large sums loses precision.
     """
     what = f"the batch statistics of layer '{layer.name}'"
-    axes = layer._reduction_axes
+    axes = tuple([int(axis) for axis in layer._reduction_axes])
     if mask is not None:
         mask = ops.cast(ops.expand_dims(mask, axis=-1), "bool")
         mask = ops.broadcast_to(mask, ops.shape(inputs))

@@ -67,6 +67,14 @@ class Steps:
         # The user's own, of this instance.
         self._instance_steps: dict[str, Callable[[Any], Any]] = {}
         self._replicated = {name: self._step(name) for name in STEPS}
+        self._run = {
+            name: runner.compiled_step(
+                name,
+                functools.partial(self._run_as_written, name),
+                functools.partial(self._is_of_keras, name),
+            )
+            for name in STEPS
+        }
 
     def replace(self) -> None:
         """Sets the attributes of the instance."""
@@ -100,7 +108,7 @@ class Steps:
             model = self._model()
             assert model is not None
             try:
-                return self.run(model, name, data)
+                return self._run[name](model, data)
             finally:
                 # TensorFlow's graph fails later.
                 if self._runner.traces_steps or sys.exc_info()[1]:
@@ -111,7 +119,9 @@ class Steps:
         setattr(replicated, REPLICATED, True)
         return replicated
 
-    def run(self, model: keras.Model, name: str, data: object) -> Any:
+    def _run_as_written(
+        self, name: str, model: keras.Model, data: object
+    ) -> Any:
         """Runs a step of a model, once for each replica."""
         self._runner.build(model, name, data)
         if self.must_build and not self._runner.traces_steps:
@@ -142,6 +152,15 @@ class Steps:
             places.is_open, handed.is_unsure = True, False
         return result
 
+    def _is_of_keras(self, name: str, model: keras.Model) -> bool:
+        """Returns whether no code of the user's is in a step, but layers,
+        losses and metrics."""
+        return (
+            name not in self._instance_steps
+            and not overrides(type(model), name)
+            and _has_own_metrics(model)
+        )
+
     def _on_replica(
         self, model: keras.Model, name: str, handed: Handed
     ) -> Callable[[Replica, Any], Any]:
@@ -149,11 +168,7 @@ class Steps:
         method = instance_step or functools.partial(
             getattr(type(model), name), model
         )
-        is_of_keras = (
-            instance_step is None
-            and not overrides(type(model), name)
-            and _has_own_metrics(model)
-        )
+        is_of_keras = self._is_of_keras(name, model)
         is_predicting = name == "predict_step"
 
         def on_replica(replica: Replica, part: object) -> Any:

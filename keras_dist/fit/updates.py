@@ -221,7 +221,9 @@ def hook_apply(
     step = state.current_replica()
     if trainable_variables is not None:
         trainable_variables = list(trainable_variables)
-    if step is None:
+    if step is not None and step.is_compiled:
+        original(self, grads, trainable_variables)  # of all replicas already
+    elif step is None:
         # Not if another `apply`, a wrapper's, has called this one.
         if not _here.applies:
             _look_at(self, trainable_variables)

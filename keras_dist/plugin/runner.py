@@ -95,6 +95,23 @@ class StepRunner(ReplicaRunner):
     # batch unevenly that shows which axes have rows.
     looks_at_draws = False
 
+    def compiled_step(
+        self,
+        name: str,
+        run: Callable[[keras.Model, Any], Any],
+        is_of_keras: Callable[[keras.Model], bool],
+    ) -> Callable[[keras.Model, Any], Any]:
+        """Returns what runs a step of models, compiled if it can be.
+
+        Args:
+            name: String, the step's name: one of `STEPS`.
+            run: Callable that runs the step of a model on a global batch, as it
+                is written, by `run` of this object.
+            is_of_keras: Callable that tells whether a model's step is Keras'
+                own.
+        """
+        return run
+
     @abstractmethod
     def run(
         self,

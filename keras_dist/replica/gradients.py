@@ -292,7 +292,8 @@ def with_weighed_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     """
     step = current_step()
     is_ours = (getattr(f, "__module__", None) or "").startswith("keras_dist")
-    if step is None or is_ours:  # keras_dist's own are linear
+    # keras_dist's own are linear. A compiled step weighs its loss instead.
+    if step is None or is_ours or step.is_compiled:
         return f
     weight, inverse = step.share.weight, step.share.inverse
     if isinstance(weight, float) and weight == 1.0:

@@ -35,7 +35,8 @@ from keras_dist.replica.strategy_core import StrategyBase
 class _ReplicaOfThread(threading.local):
     # PyTorch 2.11 would trace a class attribute in place of the thread's own.
     def __init__(self) -> None:
-        self.step: ReplicaStep | None = None
+        # A `CompiledStep`, too.
+        self.step: Any = None
         self.call: ReplicaState | None = None
 
 
@@ -45,7 +46,7 @@ of_thread = _ReplicaOfThread()
 Writes = dict[int, Any]
 
 
-def current_step() -> "ReplicaStep | None":
+def current_step() -> Any:
     """Returns the step of which this thread runs a replica, or `None`."""
     return of_thread.step
 
@@ -60,7 +61,7 @@ def calling(call: "ReplicaState") -> contextlib.AbstractContextManager[None]:
     return replaced(of_thread, call=call)
 
 
-def current_replica() -> "ReplicaState | None":
+def current_replica() -> Any:
     """Returns the state of the replica that this thread runs, or `None`."""
     return of_thread.step or of_thread.call
 
@@ -146,6 +147,7 @@ class ReplicaScope(LayerScope):
 class ReplicaState(ABC):
     """One replica's reads and writes while it runs; a context manager."""
 
+    is_compiled = False
     # Whether nothing follows the update by an optimizer but Keras' metrics.
     ends_with_metrics = False
     # Whether that update was made, or waits.
@@ -239,6 +241,35 @@ class ReplicaState(ABC):
         """Has variables read again, because a rendezvous has changed them."""
         for variable in variables:
             self.scope.state_mapping.pop(id(variable), None)
+
+
+class CompiledStep(contextlib.AbstractContextManager[None]):
+    """What hooks find in a step that a compiler traces, of the only replica.
+
+    It stands for a `ReplicaStep`, of which it has what code in a graph needs.
+    Variables are read and assigned as outside of a step.
+    """
+
+    is_compiled = True
+    counts_losses = True
+
+    def __init__(self, replica: Replica, strategy: StrategyBase) -> None:
+        self.replica, self.strategy = replica, strategy
+        self.share = replica.share
+        # What metrics add to their variables, while that is noted.
+        self.additions: list[tuple[keras.Variable, Any]] | None = None
+
+    def __enter__(self) -> None:
+        self._exits = contextlib.ExitStack()
+        self._exits.enter_context(context.in_replica(self.strategy))
+        self._exits.enter_context(replaced(of_thread, step=self))
+
+    def __exit__(self, *error: object) -> None:
+        self._exits.close()
+        self.additions = None
+
+    def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
+        """See `ReplicaState`; a step is compiled if its assignments are."""
 
 
 class ReplicaStep(ReplicaState):

@@ -23,6 +23,9 @@ from keras_dist.replica.state import ReplicaScope
 from keras_dist.replica.state import current_call
 from keras_dist.replica.state import of_thread
 
+# Not by `super`, which PyTorch's compiler does not follow to a property.
+_value_of = keras.Variable.value.fget
+
 
 class DistributedVariable(keras.Variable):
     """Base class of the variables with a component on each replica."""
@@ -57,7 +60,7 @@ class DistributedVariable(keras.Variable):
                 current = self._value
             elif type(scope) is ReplicaScope or isinstance(scope, Overlay):
                 current = scope.get_current_value(self)
-            return super().value if current is None else current
+            return _value_of(self) if current is None else current
         scope = keras_internals.stateless_scope()
         if (
             scope is None
@@ -65,11 +68,11 @@ class DistributedVariable(keras.Variable):
             or isinstance(scope, Overlay)
             or scope.get_current_value(self) is not None
         ):
-            return super().value
+            return _value_of(self)
         # The user's own StatelessScope has no value for this variable.
         keras_internals.set_stateless_scope(call.scope)
         try:
-            return super().value
+            return _value_of(self)
         finally:
             keras_internals.set_stateless_scope(scope)
 

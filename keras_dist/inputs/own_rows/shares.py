@@ -77,6 +77,8 @@ class Taken:
 
     @classmethod
     def read(cls, numbers: Any) -> "Taken":
+        # Of a tensor, in one call.
+        numbers = getattr(numbers, "tolist", lambda: numbers)()
         return cls(*map(int, numbers))
 
     @property
@@ -190,7 +192,8 @@ def _is_plain(indices: Any) -> bool:
     if isinstance(indices, (range, np.ndarray)):
         return True
     is_list = isinstance(indices, Sequence) and not isinstance(indices, str)
-    return is_list and all(isinstance(i, (int, str)) for i in indices)
+    kinds = set(map(type, indices)) if is_list else ()
+    return is_list and all(issubclass(kind, (int, str)) for kind in kinds)
 
 
 class OwnTaker:
