@@ -10,6 +10,7 @@ workers for nothing but gradients, numbers of metrics, and sums in layers.
 import functools
 import random
 import re
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -79,6 +80,8 @@ class CompiledTraining:
                 for leaf in leaves_of(data)
             ],
             *map(id, model.trainable_variables),
+            # Keras has a state for each thread, which is in graphs.
+            threading.get_ident(),
         )
         is_again, self._key = key == self._key, key
         graphs = self._graphs.get(key)

@@ -92,6 +92,8 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                 "several replicas in one process take turns. Start a process "
                 "for each device, for instance with `keras-dist run`"
             )
+        if any(self._are_away):
+            return "its variables are on another device than its replica"
         return ""
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:

@@ -62,12 +62,13 @@ _SUMMED_AS = {
 class TorchWorkers(Workers):
     """Collectives over NCCL if each worker has its own GPUs, else over gloo."""
 
+    # At the step that runs now, to compile it.
+    look: Look | None = None
+
     def __init__(self, cluster: Cluster, options: CommunicationOptions) -> None:
         super().__init__(cluster, options)
         self._timeout = options.timeout_seconds or TIMEOUT
         self._has_lost = self._is_aborted = False
-        # The step that is looked at, to compile it.
-        self.look: Look | None = None
         local_words = (
             ["nccl", *own_gpus()] if _wants_nccl(options) else ["gloo"]
         )

@@ -64,8 +64,8 @@ class Task:
 
     def data(self, steps: int) -> Any:
         """Returns `x` and `y` of `steps` global batches; rows may repeat."""
-        if self._repeated[0] != steps:
-            rows = steps * self.rows
+        rows = steps * self.rows
+        if self._repeated[0] < steps:
             self._repeated = (
                 steps,
                 keras.tree.map_structure(
@@ -73,7 +73,9 @@ class Task:
                     (self.x, self.y),
                 ),
             )
-        return self._repeated[1]
+        return keras.tree.map_structure(
+            lambda array: array[:rows], self._repeated[1]
+        )
 
 
 def users_task(spec: str, rows: int) -> Task:

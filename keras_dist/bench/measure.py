@@ -146,16 +146,28 @@ def time_arms(
     rounds: int,
     on_round: Callable[[], None],
     on_block: Callable[[], object] = lambda: None,
+    with_start: Sequence[str] = (),
 ) -> dict[str, list[float]]:
-    """Returns the seconds that a step of each arm takes in each round."""
+    """Returns the seconds that a step of each arm takes in each round.
+
+    Of arms `with_start`, the time that the first few steps take is left out.
+    """
     times: dict[str, list[float]] = {name: [] for name in arms}
+
+    def taken_by(name: str, steps: int) -> float:
+        on_block()
+        start = time.perf_counter()
+        arms[name](steps)
+        return time.perf_counter() - start
+
     order = list(arms)
     for _ in range(rounds):
         for name in order:
-            on_block()
-            start = time.perf_counter()
-            arms[name](steps)
-            times[name].append((time.perf_counter() - start) / steps)
+            left_out, more = 0.0, 0
+            if name in with_start:
+                left_out, more = taken_by(name, FEW), FEW
+            taken = taken_by(name, steps + more) - left_out
+            times[name].append(taken / steps)
         order.reverse()
         on_round()
     return times

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import time
 
@@ -27,6 +28,7 @@ SCANNED_STEPS = 10
 # Rows of a global batch; features, hidden units and classes.
 MODELS = {
     "small": (64, (64, 32, 10)),
+    "middle": (128, (256, 512, 512, 10)),
     "medium": (256, (256, 1024, 1024, 10)),
 }
 # Columns for what only some commands count.
@@ -35,7 +37,16 @@ COLUMNS = report.COLUMNS | {
     "least_bytes": ("Least, kB", 1e3, 1),
 }
 # Arms that `pairs_of` knows by name.
-_KNOWN = {"native", "ours", measure.AGAIN, "scan", "ragged", "reduced"}
+_KNOWN = {
+    "native",
+    "ours",
+    measure.AGAIN,
+    "scan",
+    "ragged",
+    "reduced",
+    "fused",
+    "fit, compiled",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,18 +122,20 @@ class Setting:
         optimizer.build(model.trainable_variables)
         return model, optimizer
 
-    def compiled(self):
+    def compiled(self, **options):
         model = self.model()
         model.compile(
             keras.optimizers.Adam(LEARNING_RATE),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            **options,
         )
         return model
 
-    def task(self):
+    def task(self, **options):
         """Returns the model and all batches, for `fit`."""
         x, y = map(np.concatenate, zip(*self.batches(), strict=True))
-        return Task(self.name, self.rows, self.compiled, x, y)
+        make = functools.partial(self.compiled, **options)
+        return Task(self.name, self.rows, make, x, y)
 
 
 def row_losses(y, logits):
@@ -245,11 +258,13 @@ def pairs_of(arms):
         ("reduced", "native"),
         ("ragged", "ours"),
         ("scan", "ours"),
+        ("fit, compiled", "fused"),
+        ("fit, compiled", "fit"),
     ]
     for arm in arms:
         if arm not in _KNOWN:
             pairs += [(arm, "native"), ("ours", arm)]
-    return [pair for pair in pairs if pair[0] in arms]
+    return [pair for pair in pairs if {*pair} <= {*arms}]
 
 
 def check_losses(measured, *others):

@@ -22,8 +22,8 @@ NOTE = (
     "N: workers, all on this machine. Ours: `train_on_batch`, the "
     "step of `fit`, under `MultiWorkerMirroredStrategy`, each worker given "
     "the global batch. Run: `strategy.run` of a `keras_dist.function`, with "
-    "batches that were split before. Fit: `fit` for one epoch of NumPy "
-    "arrays, with what it takes to start. Keras: `train_on_batch` without a "
+    "batches that were split before. Fit: a step of `fit` on NumPy arrays, "
+    "without what a call takes to start. Keras: `train_on_batch` without a "
     "strategy, of a worker's rows: no worker waits for another. Sent: by the "
     "first worker over TCP, not counted for GPUs; least: what an all-reduce "
     "of the gradients has to send."
@@ -91,7 +91,7 @@ def _measured(strategy, theirs, setting, rounds, seconds):
         measure.AGAIN: theirs.loop(setting),
         "run": PortableLoop(setting, strategy=strategy),
         FIT: FitArm(setting.task(), strategy.scope),
-        **theirs.other_loops(setting),
+        **theirs.other_loops(setting, strategy),
         ALONE: settings.BatchLoop(setting, own_rows, runs_in=alone_on_purpose),
     }
     losses = {
@@ -106,9 +106,17 @@ def _measured(strategy, theirs, setting, rounds, seconds):
     def meet():
         workers.concatenate_numbers([steps])
 
-    times = measure.time_arms(arms, steps, rounds, lambda: None, on_block=meet)
+    times = measure.time_arms(
+        arms,
+        steps,
+        rounds,
+        lambda: None,
+        on_block=meet,
+        with_start=[name for name in arms if name.startswith(FIT)],
+    )
     measured = settings.measurement(setting, steps, times, losses, traffic)
-    settings.check_losses(measured, ALONE, FIT)
+    fits = [name for name in arms if name.startswith(FIT)]
+    settings.check_losses(measured, ALONE, *fits)
     return measured
 
 

@@ -283,7 +283,7 @@ class NativeWorkers:
             batches = [(x, y, np.ones(len(x), "float32")) for x, y in batches]
         return settings.BatchLoop(setting, batches, scope, scope)
 
-    def other_loops(self, setting):
+    def other_loops(self, setting, strategy):
         everywhere, by_rows = shardings(jax.devices())
         put = functools.partial(jax.make_array_from_process_local_data, by_rows)
         return {

@@ -196,7 +196,7 @@ class NativeWorkers:
             lambda batch: map(tf.constant, batch),
         )
 
-    def other_loops(self, setting):
+    def other_loops(self, setting, strategy):
         return {}
 
     def collectives(self, arm, steps):

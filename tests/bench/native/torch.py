@@ -45,10 +45,13 @@ LIVE_BYTES_TEXT = (
 _NOTING = 0.5
 
 
-def _torch_loop(model, batches, place=None):
+def _torch_loop(model, batches, place=None, **options):
     """Returns an eager loop of a torch.nn model and torch's optimizer."""
     optimizer = torch.optim.Adam(
-        model.parameters(), lr=settings.LEARNING_RATE, eps=settings.EPSILON
+        model.parameters(),
+        lr=settings.LEARNING_RATE,
+        eps=settings.EPSILON,
+        **options,
     )
 
     def step(x, y):
@@ -228,7 +231,8 @@ class NativeWorkers:
         "the Keras model in torch.nn.parallel.DistributedDataParallel "
         "over gloo, or NCCL on GPUs, with torch.optim.Adam, in an eager loop; "
         "each process takes its rows of NumPy batches. DDP: the same loop "
-        "with the model's own optimizer, of Keras."
+        "with the model's own optimizer, of Keras. Fused: the native loop with "
+        "`fused=True`. Fit, compiled: `fit` with `jit_compile=True`."
     )
 
     def __init__(self, workers):
@@ -243,16 +247,22 @@ class NativeWorkers:
                 world_size=self._cluster.num_workers,
             )
 
-    def loop(self, setting):
+    def loop(self, setting, **options):
         return _torch_loop(
             torch.nn.parallel.DistributedDataParallel(setting.model()),
             setting.rows_of(self._cluster.index),
             functools.partial(_placed, device=_device(setting)),
+            **options,
         )
 
-    def other_loops(self, setting):
+    def other_loops(self, setting, strategy):
         task, device = setting.task(), setting.devices[0]
-        return {"DDP": DataParallelLoop(task, self._cluster, device)}
+        compiled = setting.task(jit_compile=True)
+        return {
+            "DDP": DataParallelLoop(task, self._cluster, device),
+            "fused": self.loop(setting, fused=True),
+            "fit, compiled": FitArm(compiled, strategy.scope),
+        }
 
     def collectives(self, arm, steps):
         """Counts the collectives of this process in `steps` steps."""
