@@ -99,7 +99,7 @@ class Bucket:
         self._wait: Callable[[], None] = lambda: None
         # When it is finished, what workers have added: which gradients there
         # are, whether any has set the flag, and how many are at something else.
-        self._present: list[float] = []
+        self.present: list[float] = []
         self.is_flagged, self.guard = False, 0.0
 
     @classmethod
@@ -160,7 +160,7 @@ class Bucket:
         size = sum([shape.numel() for shape, _ in self._likes])
         count = len(self._likes)
         numbers = self.flat[size:].tolist()
-        self._present = numbers[:count]
+        self.present = numbers[:count]
         self.is_flagged, self.guard = bool(numbers[count]), numbers[-1]
         return self
 
@@ -172,7 +172,7 @@ class Bucket:
         *parts, last = split_as(self.flat, shapes)
         sums = [
             part.to(dtype) if is_there else None
-            for part, is_there in zip(parts, self._present, strict=True)
+            for part, is_there in zip(parts, self.present, strict=True)
         ]
         return sums, [*last[len(shapes) + 1 : -1].unbind()]
 

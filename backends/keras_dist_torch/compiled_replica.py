@@ -92,7 +92,7 @@ class CompiledReplica(Replica):
     def rendezvous(
         self, what: str, fn: Callable[[list[Any]], T], value: object
     ) -> T:
-        _refuse(what)
+        refuse(what)
 
     def draw_traced(
         self,
@@ -105,8 +105,13 @@ class CompiledReplica(Replica):
         """Draws the mask of a dropout for all rows, and applies its own part.
 
         Each mask is given the one before it: graphs keep that order."""
-        if original.__name__ != "dropout" or not has_no_seed(seed):
-            _refuse("a random draw")
+        is_unseeded = seed is None or has_no_seed(seed)
+        if (
+            original.__name__ != "dropout"
+            or not is_unseeded
+            or noise_shape is not None
+        ):
+            refuse("a random draw")
         if rate in (0, 1):
             return original(inputs, rate, noise_shape, seed)
         share = self.share
@@ -115,6 +120,10 @@ class CompiledReplica(Replica):
         self.mask = _mask_of_dropout(inputs.detach(), before, rate, rows)
         return inputs * self.mask
 
+    @property
+    def seed_offset(self) -> Any:
+        refuse("a random draw")
+
     def read(self, variable: keras.Variable) -> Any:
         return variable.value
 
@@ -122,7 +131,7 @@ class CompiledReplica(Replica):
         variable.assign(value)
 
 
-def _refuse(what: str) -> NoReturn:
+def refuse(what: str) -> NoReturn:
     raise RuntimeError(
         f"A compiled step has come to {what}, which it had not done before it "
         "was compiled. Expected: steps that all do the same. Pass "

@@ -31,6 +31,7 @@ from keras_dist_torch.buckets import Bucket
 from keras_dist_torch.buckets import Overlap
 from keras_dist_torch.buckets import order_of
 from keras_dist_torch.compiled_replica import CompiledReplica
+from keras_dist_torch.compiled_replica import refuse
 from keras_dist_torch.gradients import plain_grad
 from keras_dist_torch.keras_internals import learning_rate_known
 from keras_dist_torch.keras_internals import tensor_of
@@ -205,8 +206,11 @@ class _Graphs:
             self._model._clear_losses()
             loss, numbers = self._traced(self._forward, *given)
             gradients = plain_grad(loss, self._parameters, allow_unused=True)
-            flats = self._summed(gradients, numbers)
-            present = tuple([gradient is not None for gradient in gradients])
+            buckets = self._summed(gradients, numbers)
+            flats = [bucket.flat for bucket in buckets]
+            # Of any worker: code that looks at values may leave some out.
+            present = [tuple(map(bool, bucket.present)) for bucket in buckets]
+            self._step.is_updating = True
             with learning_rate_known(self._model.optimizer):
                 return self._traced(self._update, flats, present)
 
@@ -221,8 +225,8 @@ class _Graphs:
 
     def _summed(
         self, gradients: Sequence[torch.Tensor | None], numbers: torch.Tensor
-    ) -> list[torch.Tensor]:
-        """Sums gradients and numbers over workers, as flat tensors."""
+    ) -> list[Bucket]:
+        """Sums gradients and numbers over workers."""
         order = self._order
 
         def made(positions: list[int], last: Sequence[Any] = ()) -> Bucket:
@@ -248,10 +252,8 @@ class _Graphs:
 
         with torch.no_grad():
             final = made(order.buckets[-1], [numbers])
-            finished = self._overlap.finished(
-                order, made, final, self._num_counted
-            )
-        return [bucket.flat for bucket in finished]
+            count = self._num_counted
+            return self._overlap.finished(order, made, final, count)
 
 
 def _forward_of(
@@ -278,13 +280,17 @@ def _forward_of(
             if metrics is not None:
                 metrics.update_state(y, y_pred, sample_weight)
             step.additions, replica.mask, numbers = None, None, []
+            num_added = 0
             for variable in counted:
                 number = torch.zeros((), device=loss.device)
                 for added_to, value in additions:
                     if added_to is variable:
                         number = number + value
+                        num_added += 1
                 numbers.append(number.float())
-        return loss * weight, torch.stack(numbers)
+            if num_added < len(additions):
+                refuse("an assignment to a variable of no metric")
+        return model.optimizer.scale_loss(loss) * weight, torch.stack(numbers)
 
     return forward
 
@@ -301,15 +307,17 @@ def _update_of(
         for positions in order.buckets
     ]
 
-    def update(flats: Sequence[Any], present: tuple[bool, ...]) -> Any:
+    def update(flats: Sequence[Any], present: Sequence[Any]) -> Any:
         gradients: list[Any] = [None] * len(variables)
-        for flat, positions, lengths in zip(
-            flats, order.buckets, sizes, strict=True
+        for flat, are_present, positions, lengths in zip(
+            flats, present, order.buckets, sizes, strict=True
         ):
             rest = flat.numel() - sum(lengths)
             *parts, last = flat.split([*lengths, rest])
-            for position, part in zip(positions, parts, strict=True):
-                if present[position]:
+            for position, is_present, part in zip(
+                positions, are_present, parts, strict=True
+            ):
+                if is_present:
                     shape = order.likes[position][0]
                     gradients[position] = part.view(shape)
         with torch.no_grad():
@@ -341,16 +349,7 @@ def _compiled(function: Any, **options: Any) -> Any:
     return torch.compile(own, dynamic=False, options=options)
 
 
-# Of conditions that are checked before each step: those that hold as long as
-# code is not replaced, by their kinds of classes' attributes and by the modules
-# whose attributes they are of.
-_OF_CODE = {
-    "BUILTIN_MATCH",
-    "CLASS_MATCH",
-    "CLOSURE_MATCH",
-    "DICT_NOT_CONTAINS",
-    "MODULE_MATCH",
-}
+# The names of what modules of libraries hold, which nobody replaces.
 _LIBRARIES = re.compile(
     r"G\['__(import_(keras_dot_src|torch|keras_dist(_torch)?)(_dot_|'\])"
     r"|builtins)"
@@ -360,11 +359,7 @@ _LIBRARIES = re.compile(
 def _guards(entries: Sequence[Any]) -> list[bool]:
     """Returns which conditions of a graph are checked before each step."""
     return [
-        entry.guard_type != "DUPLICATE_INPUT"
-        and (not _LIBRARIES.match(entry.name) or "_dot_config'" in entry.name)
-        and not (
-            entry.guard_type in _OF_CODE and entry.name.startswith("dict(type(")
-        )
+        not _LIBRARIES.match(entry.name) or "_dot_config'" in entry.name
         for entry in entries
     ]
 

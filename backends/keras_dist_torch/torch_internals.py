@@ -3,7 +3,7 @@
 | name | why |
 |---|---|
 | `torch.utils._pytree` | per-replica values are nests for `torch.compile` |
-| `torch._dynamo.config` | numbers that change do not compile a step again |
+| `torch._dynamo.config` | a learning rate that changes compiles nothing again |
 | `torch._dynamo.disable` | where replicas meet, Python runs as it is |
 | `torch._C._profiler._ExperimentalConfig` | profiles of all threads |
 | `torch._foreach_{add_,copy_,mul}` | one call for many tensors |

@@ -16,6 +16,7 @@ import keras
 from keras_dist.core import context
 from keras_dist.core.context import replaced
 from keras_dist.core.rows import RowShard
+from keras_dist.errors import UnsupportedModelError
 from keras_dist.internals.keras_internals import opened
 from keras_dist.internals.keras_internals import set_stateless_scope
 from keras_dist.plugin.replica import Replica
@@ -258,8 +259,14 @@ class CompiledStep(contextlib.AbstractContextManager[None]):
         self.share = replica.share
         # What metrics add to their variables, while that is noted.
         self.additions: list[tuple[keras.Variable, Any]] | None = None
+        # Whether the optimizer and metrics assign their variables.
+        self.is_updating = False
+        # The variables that a layer is about to give the same values on each
+        # replica.
+        self._alike: Sequence[keras.Variable] = ()
 
     def __enter__(self) -> None:
+        self.is_updating = False
         self._exits = contextlib.ExitStack()
         self._exits.enter_context(context.in_replica(self.strategy))
         self._exits.enter_context(replaced(of_thread, step=self))
@@ -269,7 +276,21 @@ class CompiledStep(contextlib.AbstractContextManager[None]):
         self.additions = None
 
     def same_on_all(self, variables: Sequence[keras.Variable]) -> None:
-        """See `ReplicaState`; a step is compiled if its assignments are."""
+        self._alike = variables
+
+    def check_assigned(self, variable: keras.Variable) -> None:
+        """Refuses values that may differ between replicas."""
+        if self.is_updating:
+            return
+        for known in self._alike:
+            if variable is known:
+                return
+        raise UnsupportedModelError(
+            f"A compiled step assigns variable '{variable.path}', which steps "
+            "did not do before it was compiled. Workers have compared none of "
+            "its values. Expected: steps that all do the same. Pass "
+            "`jit_compile=False` to `compile`."
+        )
 
 
 class ReplicaStep(ReplicaState):

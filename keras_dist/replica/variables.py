@@ -129,6 +129,9 @@ class DistributedVariable(keras.Variable):
         raise NotImplementedError
 
     def _write_in_cross_replica(self, method: str, value: object) -> Any:
+        step = of_thread.step
+        if step is not None and step.is_compiled:
+            step.check_assigned(self)
         executor = self.distribute_strategy.executor
         if executor.workers is not None:
             executor.workers.note_assigned(self)

@@ -28,8 +28,11 @@ SCANNED_STEPS = 10
 # Rows of a global batch; features, hidden units and classes.
 MODELS = {
     "small": (64, (64, 32, 10)),
-    "middle": (128, (256, 512, 512, 10)),
+    "narrow": (128, (256, 512, 512, 10)),
     "medium": (256, (256, 1024, 1024, 10)),
+    "large": (64, (1024, 4096, 4096, 2048, 10)),  # 29 million parameters
+    # Rows take long to load: of `bench workers`.
+    "input": (32, (64, 32, 10)),
 }
 # Columns for what only some commands count.
 COLUMNS = report.COLUMNS | {

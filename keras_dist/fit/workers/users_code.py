@@ -45,6 +45,8 @@ _INSTALLED = tuple(
 def is_users_code(value: object) -> bool:
     """Tells whether a user's function, or an object to call, is an attribute,
     such as a regularizer."""
+    if not callable(value) and not hasattr(type(value), "__get__"):
+        return False  # what most are, which `inspect` takes long to say
     if inspect.isroutine(value):
         return is_users(inspect.unwrap(value))
     is_object = callable(value) and not isinstance(value, (type, Saveable))
