@@ -81,6 +81,7 @@ class CompiledReplica(Replica):
         super().__init__(0, share, ReplicaGroup(workers, first))
         # The last mask of a dropout in a graph, while it is made.
         self.mask: torch.Tensor | None = None
+        self.num_masks = 0
         _workers["own"] = workers
 
     def all_sum(self, what: str, value: Any, total: object = None) -> Any:
@@ -117,6 +118,7 @@ class CompiledReplica(Replica):
         share = self.share
         rows = [share.rows, share.start, share.total]
         before = inputs.new_zeros(()) if self.mask is None else self.mask
+        self.num_masks += 1
         self.mask = _mask_of_dropout(inputs.detach(), before, rate, rows)
         return inputs * self.mask
 

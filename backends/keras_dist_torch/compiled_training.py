@@ -63,7 +63,7 @@ class CompiledTraining:
         self._is_of_keras = is_of_keras
         # By the shapes of batches, and the variables that are trained.
         self._graphs: dict[Any, _Graphs] = {}
-        self._function: Any = None
+        self._made_for: tuple[Any, Any] = (None, None)
         self._key: Any = None
         self._num_problems = 0
         self._is_off = False
@@ -71,8 +71,9 @@ class CompiledTraining:
     def __call__(self, model: keras.Model, data: Any) -> Any:
         if not model.jit_compile:
             return self._run(model, data)
-        if model.train_function is not self._function:
-            self._begin(model)  # `compile` was called
+        made_for = model.train_function, model.optimizer
+        if made_for != self._made_for:
+            self._begin(model, made_for)  # `compile` was called
         if self._is_off:
             return self._run(model, data)
         key = (
@@ -93,9 +94,9 @@ class CompiledTraining:
             return self._run_looking(model, data, key)
         return self._run(model, data)
 
-    def _begin(self, model: keras.Model) -> None:
+    def _begin(self, model: keras.Model, made_for: tuple[Any, Any]) -> None:
         self._graphs.clear()
-        self._function = model.train_function
+        self._made_for = made_for
         self._key, self._num_problems, self._is_off = None, 0, False
         problem = self._executor.compiling_problem or self._problem_of(model)
         if problem:
@@ -131,7 +132,8 @@ class CompiledTraining:
             problem = next(filter(None, workers.texts(problem)), "")
         if not problem:
             rows = lengths_of(data)[0]
-            self._graphs[key] = _Graphs(model, self._executor, rows)
+            executor, num_masks = self._executor, look.num_masks
+            self._graphs[key] = _Graphs(model, executor, rows, num_masks)
             return result
         self._num_problems += 1
         # The first steps may have more to find out.
@@ -155,7 +157,9 @@ class CompiledTraining:
 class _Graphs:
     """The graphs of a step for batches of one shape."""
 
-    def __init__(self, model: Any, executor: Any, total: int) -> None:
+    def __init__(
+        self, model: Any, executor: Any, total: int, num_masks: int
+    ) -> None:
         plan, workers = executor.plan, executor.workers
         first = plan.first_replica
         start, stop = bounds(total, plan.num_replicas)[first : first + 2]
@@ -170,7 +174,6 @@ class _Graphs:
         self._parameters = [tensor_of(variable) for variable in variables]
         self._order = order_of(variables, workers.options)
         self._overlap = Overlap(workers, self._device)
-        self._traced_functions: set[Any] = set()
         self._end = torch.zeros(1, device=self._device)
         self._flags: dict[tuple[bool, ...], torch.Tensor] = {}
         # By the first position in a bucket, what is summed.
@@ -183,7 +186,7 @@ class _Graphs:
         counted = [*by_id.values()]
         self._num_counted = len(counted)
         self._forward = _compiled(
-            _forward_of(model, self._step, replica, counted)
+            _forward_of(model, self._step, replica, counted, num_masks)
         )
         self._update = _compiled(
             _update_of(model, variables, counted, self._order),
@@ -204,24 +207,17 @@ class _Graphs:
         given = keras.utils.unpack_x_y_sample_weight(part)
         with self._workers.step("`train_step`"), self._step:
             self._model._clear_losses()
-            loss, numbers = self._traced(self._forward, *given)
+            loss, numbers, _ = self._forward(*given)
             gradients = plain_grad(loss, self._parameters, allow_unused=True)
             buckets = self._summed(gradients, numbers)
             flats = [bucket.flat for bucket in buckets]
             # Of any worker: code that looks at values may leave some out.
             present = [tuple(map(bool, bucket.present)) for bucket in buckets]
             self._step.is_updating = True
-            with learning_rate_known(self._model.optimizer):
-                return self._traced(self._update, flats, present)
-
-    def _traced(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Calls a function that is compiled by its first call."""
-        if function in self._traced_functions:
-            return function(*args)
-        self._traced_functions.add(function)
-        # A learning rate becomes a number in some updates.
-        with config.patch(capture_scalar_outputs=True):
-            return function(*args)
+            # Some optimizers make a number of the rate: it may change.
+            as_number = config.patch(capture_scalar_outputs=True)
+            with learning_rate_known(self._model.optimizer), as_number:
+                return self._update(flats, present)
 
     def _summed(
         self, gradients: Sequence[torch.Tensor | None], numbers: torch.Tensor
@@ -261,16 +257,21 @@ def _forward_of(
     step: CompiledStep,
     replica: CompiledReplica,
     counted: Sequence[keras.Variable],
+    num_masks: int,
 ) -> Callable[..., Any]:
     """Returns a function from a worker's rows to its share of the loss, and to
-    what its metrics add to their variables."""
+    what its metrics add to their variables.
+
+    The last mask of a dropout is a third result: else a graph would leave out
+    one that nothing uses, and the generator would not go on.
+    """
     takes_training = {"training": True} if model._call_has_training_arg else {}
     metrics, rows = model._compile_metrics, step.share.rows
     weight = step.share.weight
 
-    def forward(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+    def forward(x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         additions: list[tuple[keras.Variable, Any]] = []
-        step.additions, replica.mask = additions, None
+        step.additions, replica.mask, replica.num_masks = additions, None, 0
         y_pred = model(x, **takes_training)
         loss = model._compute_loss(
             x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True
@@ -279,8 +280,8 @@ def _forward_of(
             model._loss_tracker.update_state(loss.detach(), sample_weight=rows)
             if metrics is not None:
                 metrics.update_state(y, y_pred, sample_weight)
-            step.additions, replica.mask, numbers = None, None, []
-            num_added = 0
+            mask, replica.mask, step.additions = replica.mask, None, None
+            numbers, num_added = [], 0
             for variable in counted:
                 number = torch.zeros((), device=loss.device)
                 for added_to, value in additions:
@@ -290,7 +291,10 @@ def _forward_of(
                 numbers.append(number.float())
             if num_added < len(additions):
                 refuse("an assignment to a variable of no metric")
-        return model.optimizer.scale_loss(loss) * weight, torch.stack(numbers)
+            if replica.num_masks > num_masks:
+                refuse("another dropout")
+        scaled = model.optimizer.scale_loss(loss) * weight
+        return scaled, torch.stack(numbers), mask
 
     return forward
 

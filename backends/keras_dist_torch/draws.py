@@ -26,7 +26,6 @@ from keras_dist.plugins import rows_at
 from keras_dist.plugins import rows_by_size
 from keras_dist_torch.keras_internals import has_no_seed
 from keras_dist_torch.keras_internals import mask_of_dropout
-from keras_dist_torch.look import DRAWS
 
 # Generators, and their states outside of steps: the same on all workers.
 States = list[tuple[torch.Generator, torch.Tensor]]
@@ -131,8 +130,8 @@ class ReplicaDraws:
         sizes = [int(size) for size in draw.shape]
         place = f"{draw.where}|{draw.name}|{len(sizes)}"
         axis = self._axis(place, sizes)
-        if axis != 0 or not is_unseeded(draw):
-            self._replica.note(DRAWS)
+        if self._replica.look is not None:
+            self._replica.look.draws(axis == 0 and is_unseeded(draw))
         if share.rows == share.total and group.workers is None:
             return draw.again()
         is_odd = draw.name == "shuffle" and draw.arguments["axis"] < 0

@@ -181,7 +181,8 @@ def hook_registering(original: Any, self: torch.Tensor, hook: Any) -> Any:
     """Scales gradients for hooks of a step, and refuses those on variables."""
     step, name = current_step(), original.__name__
     if step is not None and not step.is_compiled:
-        step.replica.note(f"it calls `torch.Tensor.{name}`")
+        if step.replica.look is not None:
+            step.replica.look.note(f"it calls `torch.Tensor.{name}`")
         if _is_variable(self, step):
             _refuse(name, "a variable")
         if name == "register_hook" and weighing_replica() is None:

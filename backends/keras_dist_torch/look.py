@@ -12,14 +12,14 @@ SUMMED = (
     "the gradient of ",
 )
 
-DRAWS = "it draws random numbers"
-
 
 class Look:
     """A step that is looked at: why it can't be compiled, if so."""
 
     def __init__(self) -> None:
         self.problem = ""
+        # How many masks of dropouts it draws.
+        self.num_masks = 0
         self._place = ""
         self._num_updates = 0
 
@@ -39,6 +39,13 @@ class Look:
                 if is_update
                 else f"workers exchange values for {self._place or what}"
             )
+
+    def draws(self, is_compilable: bool) -> None:
+        """The replica draws random numbers: the mask of a dropout that a graph
+        can have, or others."""
+        self.num_masks += 1
+        if not is_compilable:
+            self.note("it draws random numbers")
 
     def note(self, problem: str) -> None:
         """Notes why the step can't be compiled."""

@@ -29,7 +29,6 @@ from keras_dist_torch.gradients import refuse_hooks
 from keras_dist_torch.gradients import refuse_in_place
 from keras_dist_torch.keras_internals import on_device
 from keras_dist_torch.keras_internals import parameter_of
-from keras_dist_torch.look import DRAWS
 from keras_dist_torch.look import Look
 from keras_dist_torch.transfers import Transfers
 
@@ -80,8 +79,10 @@ class BaseReplica(Replica):
     ) -> torch.Tensor:
         return _all_sum(value, self, what, total)
 
-    def note(self, problem: str) -> None:
-        """Notes why a step that is looked at can't be compiled."""
+    @property
+    def look(self) -> Look | None:
+        """The look at the step that runs, to compile it."""
+        return None
 
 
 class TorchReplica(BaseReplica):
@@ -128,13 +129,14 @@ class TorchReplica(BaseReplica):
         result: T = _meet(run, self._position, what, hold, value)
         return result if run.is_one_device else move(result, self._device)
 
-    def note(self, problem: str) -> None:
-        if self._run.look is not None:
-            self._run.look.note(problem)
+    @property
+    def look(self) -> Look | None:
+        return self._run.look
 
     @property
     def seed_offset(self) -> Any:
-        self.note(DRAWS)
+        if self.look is not None:
+            self.look.draws(is_compilable=False)
         return super().seed_offset
 
     def at_home(self, value: Any) -> Any:

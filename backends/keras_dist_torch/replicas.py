@@ -43,7 +43,6 @@ from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import States
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import TorchModuleWrapper
-from keras_dist_torch.look import DRAWS
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.one_device import TorchStorage
 from keras_dist_torch.one_device import keras_device
@@ -253,7 +252,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
                 generator.set_state(state)
         if is_used:
             if self.workers.look is not None:
-                self.workers.look.note(DRAWS)
+                self.workers.look.draws(is_compilable=False)
             # Gives the next step another seed. A step that draws nothing
             # leaves the generator as one device would.
             torch.randint(2**62, ())

@@ -44,6 +44,36 @@ class Counter(layers.Layer):
         return inputs
 
 
+class Ignored(layers.Layer):
+    """Draws a mask that nothing uses, and drops more when it is told to."""
+
+    drops = False
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = layers.Dropout(0.4)
+
+    def call(self, inputs, training=False):
+        dropped = self.dropout(inputs, training=training)
+        if self.drops:
+            return self.dropout(dropped, training=training)
+        return inputs
+
+
+class LateCounter(Counter):
+    """Counts its calls once it is told to."""
+
+    counts = False
+
+    def call(self, inputs):
+        return super().call(inputs) if self.counts else inputs
+
+
+class TwiceTheLoss(keras.optimizers.SGD):
+    def scale_loss(self, loss):
+        return 2 * loss
+
+
 class OwnStep(keras.Model):
     def __init__(self):
         super().__init__()
@@ -63,12 +93,16 @@ def sequence(*stack):
 def rich():
     """A model with what a graph has to treat in a way of its own."""
     inputs = keras.Input((4,))
-    hidden = layers.Dense(6, "tanh", activity_regularizer="l2")(inputs)
+    shared = keras.regularizers.L2(0.01)
+    hidden = layers.Dense(6, "tanh", activity_regularizer=shared)(inputs)
     hidden = layers.BatchNormalization()(hidden)
     hidden = layers.Dropout(0.3)(models.RowPenalty()(hidden))
-    hidden = Scaled(name="scaled")(layers.Dense(5, "relu")(hidden))
+    hidden = layers.Dense(
+        5, "relu", activity_regularizer=shared, name="second"
+    )(hidden)
+    hidden = Scaled(name="scaled")(hidden)
     hidden = layers.Dropout(0.2)(hidden)
-    return keras.Model(inputs, layers.Dense(1)(hidden))
+    return keras.Model(inputs, layers.Dense(1)(Ignored()(hidden)))
 
 
 def padded():
@@ -91,6 +125,8 @@ class Changes(keras.callbacks.Callback):
         if epoch == 2:
             self.model.optimizer.learning_rate = 0.01
             self.model.get_layer("scaled").factor = 0.5
+            layer = self.model.get_layer("second")
+            layer.activity_regularizer = keras.regularizers.L2(0.5)
 
 
 def scope(strategy):
@@ -151,9 +187,9 @@ def train_padded(is_plain):
         model, data = padded()
         set_initial_weights(model)
         rate = keras.optimizers.schedules.CosineDecay(
-            0.2, 12, warmup_target=0.3, warmup_steps=3
+            0.1, 12, warmup_target=0.15, warmup_steps=3
         )
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+        optimizer = TwiceTheLoss(rate, momentum=0.9)
         model.compile(
             optimizer, "mse", metrics=["mae"], jit_compile=not is_plain
         )
@@ -192,6 +228,28 @@ def train_and_forget():
     del model
     gc.collect()
     return found() is None
+
+
+def change_later(layer, name):
+    """Trains a layer that goes another way after some steps; the error."""
+    with scope(strategy_of(False)):
+        model = sequence(layer, layers.Dense(1))
+        model.compile("sgd", "mse", jit_compile=True)
+    model.fit(X, Y, batch_size=BATCH_SIZE, verbose=0)
+    setattr(model.layers[0], name, True)
+    try:
+        model.fit(X, Y, batch_size=BATCH_SIZE, verbose=0)
+    except (keras_dist.UnsupportedModelError, RuntimeError) as error:
+        return str(error)
+    return ""
+
+
+def assign_later():
+    return change_later(LateCounter(), "counts")
+
+
+def draw_later():
+    return change_later(Ignored(), "drops")
 
 
 def softmax():

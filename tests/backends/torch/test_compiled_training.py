@@ -50,6 +50,13 @@ def test_models_are_released():
     assert run(jobs.train_and_forget) == [True, True]
 
 
+def test_a_step_that_goes_another_way_later():
+    for error in run(jobs.assign_later):
+        assert "compiled step assigns variable" in error
+    for error in run(jobs.draw_later):
+        assert "compiled step has come to another dropout" in error
+
+
 @pytest.mark.parametrize("name", jobs.EAGER)
 def test_eager_with_a_reason(name):
     expected, _ = jobs.run_eager(name, True)
