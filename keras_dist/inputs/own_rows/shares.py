@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
+from keras_dist.core import nests
 from keras_dist.core.rows import shape_of
 from keras_dist.plugin.executor import Executor
 
@@ -96,11 +96,11 @@ class Taken:
                 return rows
             return make(rows, self.first, self.total, self.code)
 
-        return keras.tree.map_structure(leaf_of, batch)
+        return nests.map_nest(leaf_of, batch)
 
     def check(self, batch: object) -> None:
         """Raises `ValueError` if an array of a batch has other rows."""
-        for leaf in keras.tree.flatten(batch):
+        for leaf in nests.leaves_of(batch):
             shape = shape_of(leaf)
             if shape and shape[0] != self.count:
                 raise ValueError(
