@@ -70,7 +70,7 @@ class Steps:
         self._run = {
             name: runner.compiled_step(
                 name,
-                functools.partial(self._run_as_written, name),
+                functools.partial(self.run, name),
                 functools.partial(self._is_of_keras, name),
             )
             for name in STEPS
@@ -119,9 +119,7 @@ class Steps:
         setattr(replicated, REPLICATED, True)
         return replicated
 
-    def _run_as_written(
-        self, name: str, model: keras.Model, data: object
-    ) -> Any:
+    def run(self, name: str, model: keras.Model, data: object) -> Any:
         """Runs a step of a model, once for each replica."""
         self._runner.build(model, name, data)
         if self.must_build and not self._runner.traces_steps:

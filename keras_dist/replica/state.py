@@ -245,10 +245,10 @@ class ReplicaState(ABC):
 
 
 class CompiledStep(contextlib.AbstractContextManager[None]):
-    """What hooks find in a step that a compiler traces, of the only replica.
+    """The step of a worker's only replica, while a compiler traces it.
 
-    It stands for a `ReplicaStep`, of which it has what code in a graph needs.
-    Variables are read and assigned as outside of a step.
+    Hooks find it in place of a `ReplicaStep`, of which it has what a graph
+    needs. Variables are read and assigned as outside of a step.
     """
 
     is_compiled = True
