@@ -10,6 +10,8 @@ What an optimizer computes from parts is written by `_direct_assign`.
 
 `CustomGradientFunction` calls functions with gradients of their own.
 
+A model is asked by one of `ASKS_TO_COMPILE` whether Keras compiles its steps.
+
 An optimizer's `_learning_rate` may be a schedule, of which
 `_get_current_learning_rate` gives the current rate.
 
@@ -40,6 +42,9 @@ CustomGradient = private(
     "keras.src.backend.torch.ops.core.CustomGradientFunction",  # Keras 3.16
 )
 private("keras.Variable._initialize_with_initializer")
+# The latter from Keras 3.16.
+ASKS_TO_COMPILE = ("_should_torch_compile", "_use_torch_compile")
+private(*[f"keras.Model.{name}" for name in ASKS_TO_COMPILE])
 _generator_of = private("keras.src.backend.torch.random.torch_seed_generator")
 _ArrayAdapter = private(
     "keras.src.trainers.data_adapters.array_data_adapter.ArrayDataAdapter"

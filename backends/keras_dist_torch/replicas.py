@@ -42,6 +42,7 @@ from keras_dist_torch.compiled_training import CompiledTraining
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import States
 from keras_dist_torch.gradients import weighted_sum
+from keras_dist_torch.keras_internals import ASKS_TO_COMPILE
 from keras_dist_torch.keras_internals import TorchModuleWrapper
 from keras_dist_torch.one_device import TorchExecutor
 from keras_dist_torch.one_device import TorchStorage
@@ -97,7 +98,7 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
 
     def bind(self, model: keras.Model) -> Mapping[str, Callable[..., Any]]:
         # Keras would have `torch.compile` trace what is around the replicas.
-        return {"_should_torch_compile": lambda: False}
+        return dict.fromkeys(ASKS_TO_COMPILE, lambda: False)
 
     def compiled_step(
         self,
