@@ -113,6 +113,7 @@ class Bucket:
         workers: TorchWorkers,
         flag: bool = False,
         numbers: Sequence[Any] = (),
+        out: torch.Tensor | None = None,
     ) -> Self:
         likes = [order.likes[position] for position in positions]
         dtype = likes[0][1]
@@ -126,7 +127,8 @@ class Bucket:
         size = sum(map(torch.Tensor.numel, parts))
         parts.append(numbers_on(device, flags).to(dtype))
         end = torch.zeros(1, dtype=dtype, device=device)
-        flat = torch.cat([*parts, *scalars_on(device, numbers), end])
+        parts += [*scalars_on(device, numbers), end]
+        flat = torch.cat(parts, out=out)
         if not weight:  # drops a gradient even if it is NaN
             flat[:size].zero_()
         elif weight != 1:

@@ -174,8 +174,6 @@ class _Graphs:
         self._parameters = [tensor_of(variable) for variable in variables]
         self._order = order_of(variables, workers.options)
         self._overlap = Overlap(workers, self._device)
-        self._end = torch.zeros(1, device=self._device)
-        self._flags: dict[tuple[bool, ...], torch.Tensor] = {}
         # By the first position in a bucket, what is summed.
         self._flats: dict[int, torch.Tensor] = {}
         by_id = {
@@ -225,29 +223,24 @@ class _Graphs:
         """Sums gradients and numbers over workers."""
         order = self._order
 
-        def made(positions: list[int], last: Sequence[Any] = ()) -> Bucket:
-            chosen = [gradients[position] for position in positions]
-            key = tuple([gradient is None for gradient in chosen])
-            if key not in self._flags:
-                flags = [float(not is_none) for is_none in key] + [0.0]
-                self._flags[key] = self._end.new_tensor(flags)
-            parts = [
-                self._end.new_zeros(order.likes[position][0].numel())
-                if gradient is None
-                else gradient.reshape(-1)
-                for position, gradient in zip(positions, chosen, strict=True)
-            ]
-            parts += [self._flags[key], *last, self._end]
-            dtype = order.likes[positions[0]][1]
-            parts = [part.to(dtype) for part in parts]
+        def made(positions: list[int], numbers: Sequence[Any] = ()) -> Bucket:
             # The same memory in each step: new pages take long to get.
             first = positions[0]
-            flat = self._flats.get(first)
-            flat = self._flats[first] = torch.cat(parts, out=flat)
-            return Bucket(order, positions, flat)
+            bucket = Bucket.of(
+                order,
+                positions,
+                [gradients[position] for position in positions],
+                1.0,  # The loss has this replica's weight.
+                self._device,
+                self._workers,
+                numbers=numbers,
+                out=self._flats.get(first),
+            )
+            self._flats[first] = bucket.flat
+            return bucket
 
         with torch.no_grad():
-            final = made(order.buckets[-1], [numbers])
+            final = made(order.buckets[-1], numbers.unbind())
             count = self._num_counted
             return self._overlap.finished(order, made, final, count)
 
