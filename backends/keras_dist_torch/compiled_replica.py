@@ -4,7 +4,9 @@ A sum is one operation of the graph, which the compiler does not look into. So
 it takes the same way as those of other steps.
 """
 
+import pathlib
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 from typing import NoReturn
@@ -28,7 +30,12 @@ _workers: "weakref.WeakValueDictionary[str, TorchWorkers]" = (
 )
 
 
-@torch.library.custom_op("keras_dist::all_sum", mutates_args=())  # type: ignore[untyped-decorator]
+# PyTorch keeps graphs on disk by the names of their operations. So these change
+# with this module, which has their gradients.
+_SPACE = f"keras_dist_{zlib.crc32(pathlib.Path(__file__).read_bytes()):x}"
+
+
+@torch.library.custom_op(f"{_SPACE}::all_sum", mutates_args=())  # type: ignore[untyped-decorator]
 def _all_sum(value: torch.Tensor, what: str) -> torch.Tensor:
     total: torch.Tensor = _workers["own"].sum([value], what=what)[0]
     # An operation may not return what it was given.
@@ -52,7 +59,7 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
 _all_sum.register_autograd(_backward, setup_context=_keep)
 
 
-@torch.library.custom_op("keras_dist::mask_of_dropout", mutates_args=())  # type: ignore[untyped-decorator]
+@torch.library.custom_op(f"{_SPACE}::mask_of_dropout", mutates_args=())  # type: ignore[untyped-decorator]
 def _mask_of_dropout(
     inputs: torch.Tensor, before: torch.Tensor, rate: float, shares: list[int]
 ) -> torch.Tensor:
