@@ -129,6 +129,7 @@ from .plugin.compiler import check_arguments as check_arguments
 from .plugin.compiler import tell as tell
 from .plugin.draws import Draw as Draw
 from .plugin.draws import DrawnRows as DrawnRows
+from .plugin.draws import drawn_by as drawn_by
 from .plugin.draws import rows_at as rows_at
 from .plugin.draws import rows_by_size as rows_by_size
 from .plugin.executor import Executor as Executor

@@ -19,6 +19,7 @@ from keras_dist.plugins import current_strategy
 from keras_dist.plugins import in_cross_replica_context
 from keras_dist.plugins import is_alone_on_purpose
 from keras_dist_torch import chunks
+from keras_dist_torch import draws
 from keras_dist_torch import gradients
 from keras_dist_torch import prefetch
 from keras_dist_torch.keras_internals import CustomGradient
@@ -57,6 +58,9 @@ def table() -> Iterator[Hook]:
     why = "a gradient that a user defines sees that of one device"
     custom = gradients.hook_custom_gradient
     yield Hook(CustomGradient, "forward", custom, why)
+    why = "activations are computed again with the same random numbers"
+    checkpoint = torch.utils.checkpoint
+    yield Hook(checkpoint, "checkpoint", draws.hook_checkpoint, why)
     why = "an update needs little memory"
     name = "_backend_update_step"
     yield Hook(ParallelOptimizer, name, chunks.hook_update, why)

@@ -14,7 +14,6 @@ import torch
 
 from keras_dist.errors import DeviceError
 from keras_dist.errors import UnsupportedModelError
-from keras_dist.plugins import SEED_STRIDE
 from keras_dist.plugins import WHOLE
 from keras_dist.plugins import Device
 from keras_dist.plugins import LockstepThreads
@@ -41,6 +40,7 @@ from keras_dist_torch.buckets import carries_numbers
 from keras_dist_torch.compiled_training import CompiledTraining
 from keras_dist_torch.draws import Draws
 from keras_dist_torch.draws import States
+from keras_dist_torch.draws import seeded_apart
 from keras_dist_torch.gradients import weighted_sum
 from keras_dist_torch.keras_internals import ASKS_TO_COMPILE
 from keras_dist_torch.keras_internals import TorchModuleWrapper
@@ -216,47 +216,11 @@ class TorchReplicaExecutor(TorchExecutor, StepRunner):
         edges = bounds(rows, self.plan.num_replicas) if alike else [0]
         return edges + [rows] * (self.plan.num_replicas + 1 - len(edges))
 
-    @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[States]:
-        """Seeds torch's generators differently on each worker, inside.
-
-        Yields the generators with their states outside, for draws that all
-        workers make alike.
-        """
-        if self.workers is None:
-            yield []
-            return
-        # Outside, states stay equal on all workers, so that all shuffle alike.
-        gpus = [
-            device.index for device in self._devices if device.type == "cuda"
-        ]
-        if gpus:
-            torch.cuda.init()  # or there are no generators yet
-        generators = [torch.default_generator]
-        generators += [torch.cuda.default_generators[index] for index in gpus]
-        outside = [
-            (generator, generator.get_state()) for generator in generators
-        ]
-        try:
-            seed = int(torch.randint(2**62, ()))
-            seed += SEED_STRIDE * self.plan.first_replica
-            # Not `torch.manual_seed`: it records the caller's stack once for
-            # each kind of accelerator that is not there.
-            for generator in generators:
-                generator.manual_seed(seed)
-            before = [generator.get_state() for generator in generators]
-            yield outside
-            after = [generator.get_state() for generator in generators]
-            is_used = not all(map(torch.equal, before, after))
-        finally:
-            for generator, state in outside:
-                generator.set_state(state)
-        if is_used:
-            if self.workers.look is not None:
-                self.workers.look.draws(is_compilable=False)
-            # Gives the next step another seed. A step that draws nothing
-            # leaves the generator as one device would.
-            torch.randint(2**62, ())
+    def _own_randomness(self) -> contextlib.AbstractContextManager[States]:
+        if self.plan.num_replicas == 1:
+            return contextlib.nullcontext([])
+        first = self.plan.first_replica
+        return seeded_apart(self._devices, self.workers, first)
 
     def call(self, fn: Callable[[Replica], T]) -> list[T]:
         group = ReplicaGroup(self.workers, self.plan.first_replica)

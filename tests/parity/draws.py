@@ -216,6 +216,35 @@ def checkpointed():
     return stack((7,), hidden, dropped, layers.Dense(5), layers.Dropout(0.2))
 
 
+class Residual(layers.Layer):
+    """A block of layers, to be computed again as a whole."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.parts = [
+            layers.Dense(7, activation="tanh"),
+            layers.BatchNormalization(),
+            layers.Dropout(0.5),
+            layers.Dense(7),
+        ]
+
+    def build(self, shape):
+        for part in self.parts:
+            part.build(shape)
+
+    def call(self, x, training=None):
+        hidden = self.parts[1](self.parts[0](x), training=training)
+        dropped = self.parts[2](ops.square(hidden), training=training)
+        return x + self.parts[3](ops.tanh(dropped))
+
+
+def checkpointed_blocks():
+    """Blocks of one class, whose backward passes begin at the last."""
+    with keras.RematScope(mode="full"):
+        blocks = [Residual(), layers.Dropout(0.2), Residual()]
+    return stack((7,), *blocks)
+
+
 def shared_over_time():
     """Sequences of any length share a mask of their steps."""
     inputs = keras.Input((None, 7))

@@ -83,6 +83,12 @@ class Denoising(keras.Model):
 FIRST = draws.augmented(*draws.FIRST_AUGMENTATIONS)
 OTHERS = draws.augmented(*draws.OTHER_AUGMENTATIONS)
 TRANSFORMER = case("transformer", draws.transformer, draws.sentences, full=True)
+CHECKPOINTED = case(
+    "checkpointed_blocks",
+    draws.checkpointed_blocks,
+    _table,
+    backends=("torch",),
+)
 CASES = [
     case("mlp", draws.mlp, _table, full=True),
     case("mlp_with_seeds", lambda: draws.mlp(3), _table),
@@ -113,7 +119,7 @@ CASES = [
     case("denoising", Denoising, lambda rows: models.table(rows, 7, 7)),
 ]
 if BACKEND == "torch":  # plain Keras on TensorFlow fails, JAX has other means
-    CASES.append(case("checkpointed", draws.checkpointed, _table))
+    CASES += [case("checkpointed", draws.checkpointed, _table), CHECKPOINTED]
 CASES += [
     case(f"draw_{name}", lambda name=name: draws.drawing(name), _table)
     for name in draws.DRAWS

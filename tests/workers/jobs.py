@@ -17,8 +17,9 @@ from parity import cases
 from parity import harness
 from parity import kinds
 from parity.test_lookups import OVER_WORKERS
+from parity.test_randomness import CHECKPOINTED
 
-CASES = {case.name: case for case in cases.CASES} | {
+CASES = {case.name: case for case in [*cases.CASES, CHECKPOINTED]} | {
     f"lookups_{name}": case for name, case in OVER_WORKERS.items()
 }
 LEAST_ELEMENTS = 1024  # of a variable that is sharded on JAX

@@ -41,10 +41,11 @@ SHARDED = [
     "loss_scale_overflow",
 ]
 MORE = ["optimizer_adamw", "layer_frozen", "layer_spectral_normalization"]
+DRAWN = ["checkpointed_blocks"]
 # The cases of each kind of strategy, by workers and devices of each.
 TRAINED = {
-    ("mirrored", 2, 1): EVERYWHERE + LOOKUPS,
-    ("mirrored", 2, 2): NAMES + LOOKUPS,
+    ("mirrored", 2, 1): EVERYWHERE + LOOKUPS + DRAWN,
+    ("mirrored", 2, 2): NAMES + LOOKUPS + DRAWN,
     ("mirrored", 3, 1): EVERYWHERE,
     ("mirrored", 3, 2): EVERYWHERE,
     ("central", 2, 1): CENTRAL,
@@ -59,7 +60,7 @@ if SHARDS_ON_DEVICES:
     TRAINED["variables", 2, 1] = SHARDED[:5]
     TRAINED["variables", 2, 2] = SHARDED
 elif SHARDS:
-    TRAINED["variables", 2, 1] = NAMES + MORE
+    TRAINED["variables", 2, 1] = NAMES + MORE + DRAWN
     TRAINED["variables", 3, 1] = EVERYWHERE
 MODULES = {
     "tf_data": "tensorflow",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import keras_dist
+from keras_dist.errors import UnsupportedModelError
 from parity.harness import central
 from parity.harness import strategy
 
@@ -119,3 +120,28 @@ def test_elsewhere_they_are_torchs():
     tensor.register_hook(seen.append)
     (tensor * 3).sum().backward()
     assert [float(each.sum()) for each in seen] == [6.0]
+
+
+class Recomputed(keras.layers.Layer):
+    """Has a checkpoint of activations that nobody has hooked."""
+
+    checkpoint = staticmethod(torch.utils.checkpoint.checkpoint)
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, x, training=False):
+        def dropped(x):
+            return keras.ops.tanh(self.dropout(x, training=training))
+
+        return self.checkpoint(dropped, x, use_reentrant=False)
+
+
+def test_a_dropout_that_may_not_find_its_mask_again_is_refused():
+    with strategy(2).scope():
+        dense = keras.layers.Dense(4)
+        model = keras.Sequential([dense, Recomputed(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    with pytest.raises(UnsupportedModelError, match="by its whole name"):
+        model.fit(X, Y, verbose=0)
