@@ -52,6 +52,7 @@ def backends() -> list[InstalledBackend]:
     ]
 
 
+@functools.cache  # it reads files
 def version_of(module: str) -> str:
     """Returns the version of a module's distribution, or `"unknown"`."""
     try:

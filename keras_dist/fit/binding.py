@@ -29,6 +29,7 @@ from keras_dist.fit.workers.agreement import Facts
 from keras_dist.fit.workers.backup import refuse_shards
 from keras_dist.fit.workers.entry import Entry
 from keras_dist.fit.workers.entry import check_batch
+from keras_dist.fit.workers.entry import why_all_in
 from keras_dist.inputs.dataset import data_for_fit
 from keras_dist.internals import keras_internals
 from keras_dist.internals import keras_saveables
@@ -253,7 +254,9 @@ class Binding:
                 check_all_come(f"`{name}` of model '{model.name}'")
             self.strategy.has_run = True
             if not each_batch:
-                convert = functools.partial(data_for_fit, self.strategy)
+                convert = functools.partial(
+                    data_for_fit, self.strategy, own_rows=self._loads_own_rows
+                )
                 args = tuple(map(convert, args))
                 kwargs = {k: convert(v) for k, v in kwargs.items()}
             method = getattr(type(model), name)
@@ -283,6 +286,13 @@ class Binding:
         entry_point.__name__ = name
         entry_point.__doc__ = getattr(type(self.model), name).__doc__
         return entry_point
+
+    @property
+    def _loads_own_rows(self) -> bool:
+        executor = self.strategy.executor
+        if executor.workers is None:
+            return False
+        return not why_all_in(self.model, executor)
 
     @contextlib.contextmanager
     def _running(

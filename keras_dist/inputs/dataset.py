@@ -167,12 +167,17 @@ class DistributedDataset(StepsOfData):
             state = reduce_func(state, element)
         return state
 
-    def global_batches(self) -> Any:
+    def global_batches(self, own_rows: bool = False) -> Any:
         """Returns the rows in global batches on the host, for `fit`.
 
-        In `fit`, every worker reads all rows. So this worker also reads the
-        data of all other workers: it calls the dataset function for each of
-        them, and reads the files of each.
+        This worker also reads the data of all other workers: it calls the
+        dataset function for each of them, and reads the files of each. It does
+        not if `own_rows` allows that, and if all workers know before they read
+        that they have as many steps, of as many rows.
+
+        Args:
+            own_rows: Boolean, whether batches may have the rows of this
+                worker only.
 
         Returns:
             The user's own dataset if Keras can read it, else an adapter of
@@ -182,7 +187,7 @@ class DistributedDataset(StepsOfData):
             ValueError: If the policy is `OFF`. Then each worker has its own
                 dataset, which other workers can't read.
         """
-        return self._feed.keras_data()
+        return self._feed.keras_data(own_rows)
 
     def _spec(self) -> Any:
         return self._placement.spec(self._feed.spec)
@@ -262,10 +267,15 @@ def distribute_from_function(
     return DistributedDataset(feed, checked, strategy)
 
 
-def data_for_fit(strategy: StrategyBase, data: object) -> Any:
-    """Converts the data of `fit`, so that each worker reads the same rows."""
+def data_for_fit(
+    strategy: StrategyBase, data: object, own_rows: bool = False
+) -> Any:
+    """Converts the data of `fit` to global batches, the same on all workers.
+
+    With `own_rows`, these may have the rows of this worker only.
+    """
     if isinstance(data, DistributedDataset):
-        return data.global_batches()
+        return data.global_batches(own_rows)
     count = strategy.plan.num_workers
     if count == 1 or not keras_data.is_tf_dataset(data):
         return data
@@ -273,7 +283,7 @@ def data_for_fit(strategy: StrategyBase, data: object) -> Any:
     if policy is feed_choice.AutoShardPolicy.OFF:
         raise ValueError(feed_choice.off_in_fit(count))
     if policy is feed_choice.AutoShardPolicy.HINT:
-        return distribute_dataset(strategy, data).global_batches()
+        return distribute_dataset(strategy, data).global_batches(own_rows)
     return data
 
 

@@ -17,6 +17,8 @@ from keras_dist.inputs.feeds import ParallelFeed
 from keras_dist.inputs.feeds import ShardFeed
 from keras_dist.inputs.feeds import TurnsFeed
 from keras_dist.inputs.feeds import empty
+from keras_dist.inputs.own_rows.adapters import OwnSteps
+from keras_dist.inputs.own_rows.shares import Taken
 from keras_dist.inputs.sources.choice import TensorFlowSource
 from keras_dist.inputs.sources.choice import TooFewFilesError
 from keras_dist.inputs.sources.source import INFINITE
@@ -150,7 +152,9 @@ def _agreed(
             plan.num_local_replicas,
         )
 
-    return AgreedFeed(local_feed, workers, plan.num_local_replicas, everyone)
+    parts = plan.num_local_replicas
+    is_divided = refusal is None
+    return AgreedFeed(local_feed, workers, parts, everyone, is_divided)
 
 
 class _State(enum.IntFlag):
@@ -168,6 +172,7 @@ class AgreedFeed(Feed):
 
     In each step, workers exchange whether they have data or an error. A worker
     without more data gets 0 rows. `everyone` makes the feed of all workers.
+    With `is_divided`, their data makes up global batches.
     """
 
     def __init__(
@@ -176,6 +181,7 @@ class AgreedFeed(Feed):
         workers: Workers,
         parts: int,
         everyone: Callable[[], Feed],
+        is_divided: bool,
     ) -> None:
         self.restarts = local_feed.restarts
         self._local_feed = local_feed
@@ -183,8 +189,12 @@ class AgreedFeed(Feed):
         self._parts = parts
         self._everyone = everyone
         count = local_feed.cardinality
-        counts = workers.concatenate_numbers([count])
-        self._cardinality = counts[0] if len(set(counts)) == 1 else UNKNOWN
+        numbers = workers.concatenate_numbers([count, local_feed.rows])
+        counts, rows = set(numbers[::2]), set(numbers[1::2])
+        self._cardinality = count if len(counts) == 1 else UNKNOWN
+        # Of each step on each worker; 0 if they differ or are not known.
+        is_known = is_divided and self._cardinality != UNKNOWN
+        self._rows = local_feed.rows if is_known and len(rows) == 1 else 0
 
     def steps(self) -> Iterator[list[Any]]:
         local_steps = self._local_feed.steps()
@@ -286,8 +296,13 @@ class AgreedFeed(Feed):
     def spec(self) -> Any:
         return self._local_feed.spec
 
-    def keras_data(self) -> Any:
-        return self._everyone().keras_data()
+    def keras_data(self, own_rows: bool = False) -> Any:
+        if not (own_rows and self._rows):
+            return self._everyone().keras_data()
+        cluster, count = self._workers.cluster, self._rows
+        total = count * len(cluster.addresses)
+        taken = Taken(count * cluster.index, count, total, code=0)
+        return OwnSteps(self._local_feed.batches, self._cardinality, taken)
 
 
 def _of_no_rows(leaf: object) -> Any:

@@ -47,13 +47,21 @@ class Feed(ABC):
     def spec(self) -> Any:
         """A nest of `keras.KerasTensor`s like one replica's part."""
 
-    def keras_data(self) -> Any:
-        """Returns the same rows in global batches, in a form for `fit`."""
+    def keras_data(self, own_rows: bool = False) -> Any:
+        """Returns the same rows in global batches, in a form for `fit`.
 
-        def batches() -> Iterator[Any]:
-            return map(_joined, self.steps())
+        With `own_rows`, these may have the rows of this worker only.
+        """
+        return adapter_of(self.batches, self.restarts, self.cardinality)
 
-        return adapter_of(batches, self.restarts, self.cardinality)
+    def batches(self) -> Iterator[Any]:
+        """Begins a pass; yields the rows of all replicas here as one batch."""
+        return map(_joined, self.steps())
+
+    @property
+    def rows(self) -> int:
+        """The rows of each step; 0 if that is not known without reading."""
+        return 0
 
     @property
     def leaves_out(self) -> bool:
@@ -114,7 +122,7 @@ class GlobalFeed(SourceFeed):
             rows = None if rows % self._parts else rows // self._parts
         return like(leaf, (rows, *others))
 
-    def keras_data(self) -> Any:
+    def keras_data(self, own_rows: bool = False) -> Any:
         return self._source.keras_data()
 
 
@@ -152,6 +160,11 @@ class ShardFeed(SourceFeed):
         return INFINITE if self._source.cardinality == INFINITE else UNKNOWN
 
     @property
+    def rows(self) -> int:
+        rows, rest = divmod(self._source.rows, self._num_workers)
+        return 0 if rest else rows
+
+    @property
     def spec(self) -> Any:
         def of_any_rows(leaf: object) -> Any:
             if not shape_of(leaf):
@@ -181,6 +194,10 @@ class TurnsFeed(SourceFeed):
             return count
         steps, rest = divmod(count, self._parts)
         return steps + bool(rest and not self._source.has_static_rows)
+
+    @property
+    def rows(self) -> int:
+        return self._parts * self._source.rows
 
     @property
     def leaves_out(self) -> bool:
@@ -227,6 +244,11 @@ class ParallelFeed(Feed):
     @property
     def leaves_out(self) -> bool:
         return any(feed.leaves_out for feed in self._feeds)
+
+    @property
+    def rows(self) -> int:
+        rows = {feed.rows for feed in self._feeds}
+        return len(self._feeds) * rows.pop() if len(rows) == 1 else 0
 
     @property
     def spec(self) -> Any:

@@ -528,7 +528,9 @@ class Strategy(DeprecatedMethods):
                 the worker's replicas take batches in turn. A worker with less
                 data gets batches with 0 rows at the end. The result must
                 depend only on the context, because `fit` also calls the
-                function for the other workers.
+                function for the other workers. It does not if the data is of
+                `tf.data` or NumPy, with `drop_remainder=True`, and has as
+                many batches on each worker.
             options: `InputOptions`, or `None` for the defaults. With
                 `InputReplicationMode.PER_REPLICA`, the function is called for
                 each replica, and each replica reads its own data.

@@ -325,6 +325,64 @@ def own_tf_data():
     return with_tf_data(strategy.num_replicas_in_sync, strategy)
 
 
+def _arrays_of(pipeline):
+    """Twelve rows for each of two pipelines, in turn."""
+    return tuple(np.concatenate([a, a])[pipeline:24:2] for a in (X, Y))
+
+
+def with_functions(num_replicas, strategy=None):
+    """Results of data that a function makes, and for which workers it did.
+
+    All steps have six rows of each worker, or the last one has fewer.
+    """
+    results = {}
+    model = made_model(num_replicas)
+    for name, size in (("whole", 6), ("partial", 8), ("eager", 6)):
+        called = []
+
+        def make(context, name=name, size=size, called=called):
+            index = context.input_pipeline_id
+            called.append(index)
+            arrays = _arrays_of(index)
+            rows = strategy.experimental_make_numpy_dataset(arrays)
+            size = context.get_per_replica_batch_size(2 * size)
+            return rows.batch(size, drop_remainder=name != "partial")
+
+        set_initial_weights(model)
+        model.run_eagerly = name == "eager"
+        if strategy is None:
+            data = SideBySide([_arrays_of(i) for i in range(2)], size)
+        else:
+            data = strategy.distribute_datasets_from_function(make)
+        outcome = fitted(model, data, epochs=2, shuffle=False, verbose=0)
+        logs = model.evaluate(data, verbose=0, return_dict=True)
+        predicted = model.predict(data, verbose=0)
+        outcome |= flat("evaluate", logs) | {"predict": to_numpy(predicted)}
+        results[name] = outcome, sorted(set(called))
+    return results
+
+
+class SideBySide(keras.utils.PyDataset):
+    """The batches of several pipelines side by side."""
+
+    def __init__(self, pipelines, size):
+        super().__init__()
+        self._pipelines, self._size = pipelines, size
+
+    def __len__(self):
+        return -(-len(self._pipelines[0][0]) // self._size)
+
+    def __getitem__(self, index):
+        rows = slice(index * self._size, (index + 1) * self._size)
+        columns = zip(*self._pipelines, strict=True)
+        return tuple(np.concatenate([a[rows] for a in c]) for c in columns)
+
+
+def own_functions():
+    strategy = jobs.in_cluster()
+    return with_functions(strategy.num_replicas_in_sync, strategy)
+
+
 def misused_tf_data():
     """What is said of a dataset of own rows where it can't be used."""
     strategy = jobs.in_cluster()

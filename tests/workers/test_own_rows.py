@@ -73,6 +73,17 @@ def test_rows_loaded_and_numbers(workers, names):
             assert is_ahead or sum(sums) >= sum(plain)
 
 
+@pytest.mark.parametrize("devices", [1, 2])
+def test_data_that_a_function_makes(devices):
+    expected = jobs.with_functions(None)
+    for index, results in enumerate(run(jobs.own_functions, devices=devices)):
+        for name, (outcome, pipelines) in results.items():
+            compare(outcome, expected[name][0])
+            # PyTorch's eager steps need no rows of other workers.
+            is_own = name == "whole" or (name, BACKEND) == ("eager", "torch")
+            assert pipelines == ([index] if is_own else [0, 1])
+
+
 @needs_tensorflow
 @pytest.mark.parametrize("workers", [2, 3])
 def test_rows_of_tf_data(workers):

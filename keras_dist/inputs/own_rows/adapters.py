@@ -22,6 +22,7 @@ from keras_dist.inputs.own_rows.shares import RowOrder
 from keras_dist.inputs.own_rows.shares import Shares
 from keras_dist.inputs.own_rows.shares import Taken
 from keras_dist.inputs.own_rows.shares import code_of
+from keras_dist.inputs.sources.source import RepeatableBatches
 from keras_dist.internals import keras_data
 
 # The parameter of `PyDataset.__getitem__` that takes a worker's own rows.
@@ -40,8 +41,10 @@ def why_all(x: Any) -> str:
         return f"`__getitem__` of {type(x).__name__} has no `{PARAMETER}`"
     if tf_data.is_own(x):
         return ""
+    if isinstance(x, OwnSteps):
+        return ""
     if isinstance(x, keras_data.DataAdapter):
-        return "a distributed dataset gives whole batches only"
+        return "not all steps of a distributed dataset have as many rows"
     if keras_data.is_tf_dataset(x) or not keras_data.can_convert_arrays(x):
         return f"a {type(x).__name__} gives whole batches only"
     return "" if keras_data.are_dense(x) else "an array is sparse or ragged"
@@ -70,6 +73,8 @@ def own_rows_of(
         loader = adapter._dataloader
         if not why_all(loader):
             return OwnLoaderAdapter(loader, shares, make_leaf, compares)
+    elif isinstance(adapter, OwnSteps):
+        return adapter.for_model(make_leaf)
     elif has_own_rows(adapter):
         return OwnTFDatasetAdapter(adapter, make_leaf)
     return None
@@ -373,3 +378,42 @@ class OwnTFDatasetAdapter(_OwnRows, keras_data.TFDatasetAdapter):
     def get_tf_dataset(self) -> Any:
         pairs = super().get_tf_dataset().map(lambda element: element.pair)
         return self._with_leaves(pairs)
+
+
+class OwnSteps(_OwnRows, RepeatableBatches):
+    """The steps of a distributed dataset, of which a worker has its part.
+
+    Args:
+        read: Callable that begins a pass over batches of own rows.
+        cardinality: Integer, the steps of a pass, or `INFINITE`.
+        taken: `Taken` of each of them.
+    """
+
+    def __init__(
+        self, read: Callable[[], Iterator[Any]], cardinality: int, taken: Taken
+    ) -> None:
+        super().__init__(read, cardinality)
+        self._taken = taken
+        # Each worker has an order of its own.
+        self.order = RowOrder(None, is_ahead=False)
+
+    def for_model(self, make_leaf: MakeLeaf) -> "OwnSteps":
+        """Sets what a model's backend gives for `own_rows_of`."""
+        self.make_leaf = make_leaf
+        return self
+
+    def _own(self, batch: Any) -> Any:
+        self._taken.check(batch)
+        return self._taken.leaves(batch, self.make_leaf)
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        return map(self._own, super().get_jax_iterator())
+
+    def get_torch_dataloader(self) -> Any:
+        begin = super().get_torch_dataloader
+        return _Again(lambda: map(self._own, begin()))
+
+    def get_tf_dataset(self) -> Any:
+        numbers = np.array(self._taken.numbers, "int32")
+        batches = super().get_tf_dataset()
+        return self._with_leaves(batches.map(lambda *batch: (batch, numbers)))

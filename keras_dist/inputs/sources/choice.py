@@ -20,6 +20,7 @@ from keras_dist.inputs.sources.source import INFINITE
 from keras_dist.inputs.sources.source import UNKNOWN
 from keras_dist.inputs.sources.source import Source
 from keras_dist.inputs.sources.source import dtype_name
+from keras_dist.inputs.sources.source import rows_of_spec
 from keras_dist.internals import keras_data
 
 KINDS = (
@@ -74,6 +75,10 @@ class NumpySource(Source):
 
     def known_spec(self) -> Any:
         return self._data.element_spec
+
+    @property
+    def rows(self) -> int:
+        return rows_of_spec(self.known_spec())
 
 
 class IterableSource(Source):
@@ -253,6 +258,10 @@ class TensorFlowSource(Source):
 
     def known_spec(self) -> Any:
         return map_nest(_keras_spec, self._data.element_spec)
+
+    @property
+    def rows(self) -> int:
+        return rows_of_spec(self.known_spec())
 
     def trace(self) -> Any:
         return self._data

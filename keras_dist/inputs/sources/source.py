@@ -60,6 +60,11 @@ class Source:
         leaves = leaves_of(self.known_spec())
         return all(None not in shape_of(leaf)[:1] for leaf in leaves)
 
+    @property
+    def rows(self) -> int:
+        """The rows of each element; 0 if that is not known without reading."""
+        return 0
+
     def check_batched(self) -> None:
         """Raises `ValueError` if the data's own spec has scalars only."""
 
@@ -96,6 +101,12 @@ class Source:
         if self.is_for_keras:
             return self._data
         return adapter_of(self.read, self.restarts, self.cardinality)
+
+
+def rows_of_spec(spec: object) -> int:
+    """Returns the rows of all elements with a spec; 0 if they are unknown."""
+    sizes = {(*shape_of(leaf)[:1], None)[0] for leaf in leaves_of(spec)}
+    return (sizes.pop() or 0) if len(sizes) == 1 else 0
 
 
 def _spec_of(leaf: object) -> Any:
