@@ -81,6 +81,8 @@ class StepExecutor(TensorFlowExecutor, StepRunner):
         # The errors that steps raise while they run, by their number.
         self._refused: list[Exception] = []
 
+    shows_batches = False
+
     def watch_first(self, batches: object, see: Callable[[Any], None]) -> Any:
         return FirstSeen(batches, see)
 

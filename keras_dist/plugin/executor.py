@@ -350,6 +350,9 @@ class Executor(ABC):
         """
         iterator.data_adapter = adapter
 
+    # Whether a trainer reads its batches in Python, where they can be seen.
+    shows_batches = True
+
     def watch_first(self, batches: object, see: Callable[[Any], None]) -> Any:
         """Wraps a trainer's batches to show the first one to a function.
 

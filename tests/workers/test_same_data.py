@@ -1,5 +1,6 @@
 """Workers that were given different data of one length are told so."""
 
+import os
 from unittest import mock
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 
 from parity import kinds
 from parity import models
+from parity.harness import BACKEND
 from workers.clusters import on_workers
 from workers.jobs import attempted
 from workers.jobs import in_cluster
@@ -77,10 +79,41 @@ def test_every_argument():
         assert told.startswith(TOLD)
         assert f"another `{name}`" in told
 
-    def generator():
-        # Later batches may differ: only the first is compared.
-        yield x, y
-        yield own, y
-
     fit(x, y, sample_weight=ones, validation_data=(x, y))
-    model.fit(generator(), steps_per_epoch=2, verbose=0)
+
+
+def _later(index, kind):
+    """Batches of which one is another on worker 1, after the first."""
+    rng = np.random.default_rng(3)
+    for batch in range(4):
+        x = rng.normal(size=(4, 2)).astype("float32")
+        y = np.full((4, 1), 1.0 if kind == "floats" else batch)
+        if batch == 2 and index and kind != "alike":
+            x, y = (x[::-1].copy(), y) if kind == "floats" else (x, y + 1)
+        yield x, y.astype("float32" if kind == "floats" else "int32")
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="TensorFlow reads in its own program"
+)
+@on_workers()
+def test_batches_that_differ_later():
+    strategy = in_cluster()
+    index = strategy.cluster_resolver.task_id
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    for kind in ("floats", "integers", "alike"):
+
+        def fit(kind=kind, **options):
+            data = (batch for batch in _later(index, kind))
+            model.fit(data, steps_per_epoch=2, epochs=2, verbose=0, **options)
+
+        with mock.patch.dict(os.environ, KERAS_DIST_CHECK_DATA="0"):
+            fit()
+        if kind == "alike":
+            fit()
+        else:
+            told = attempted(fit)
+            assert "in different orders" in told
+            assert "other rows on worker 1 than on worker 0" in told

@@ -83,8 +83,10 @@ class Entry:
         )
         self._in_parts = isinstance(executor, KeepsShards)
         self._shares = Shares(executor)
-        # The iterators over data of which this worker loads its own rows.
+        # The iterators over data of which this worker loads its own rows, and
+        # what was seen of other data.
         self._iterators: list[Any] = []
+        self._seen: list[same_data.SeenOrder] = []
         if not workers.cluster.is_chief:
             self._set("verbose", 0)
             self._callbacks = quiet_callbacks(self._callbacks, self._in_parts)
@@ -155,29 +157,37 @@ class Entry:
                 f"workers, and this model needs them: {why_all}. Expected: a "
                 "dataset of whole batches, or a compiled model."
             )
-        if why_all:
-            return
-        make_leaf = self._executor.own_rows_of(self._model)
-        assert make_leaf is not None
-        adapter = own_rows_of(
-            iterator.data_adapter,
-            self._shares,
-            make_leaf,
-            compares=same_data.is_wanted(),
-        )
+        adapter = None
+        if not why_all:
+            make_leaf = self._executor.own_rows_of(self._model)
+            assert make_leaf is not None
+            adapter = own_rows_of(
+                iterator.data_adapter,
+                self._shares,
+                make_leaf,
+                compares=same_data.is_wanted(),
+            )
         if adapter is not None:
             self._executor.read_from(iterator, adapter)
             self._iterators.append(iterator)
+        elif same_data.is_wanted() and self._executor.shows_batches:
+            seen, read = same_data.SeenOrder(), iterator._get_iterator
+            iterator._get_iterator = lambda: seen.noted(read())
+            self._seen.append(seen)
 
-    def _order(self) -> int:
-        """Returns a checksum of the rows that were read so far."""
+    def _order(self) -> list[int]:
+        """Returns a checksum of the rows that were read so far.
+
+        With it come the numbers of `SeenOrder`.
+        """
         codes = []
         for iterator in self._iterators:
             order = iterator.data_adapter.order
             # How far a pass has been read ahead is another thing.
             if not (order.is_ahead and iterator.steps_per_epoch):
                 codes.append(order.code)
-        return zlib.crc32(repr(codes).encode()) >> 1
+        own = zlib.crc32(repr(codes).encode()) >> 1
+        return [own, *same_data.SeenOrder.joined(self._seen)]
 
     def _note_shuffled(self, iterator: object) -> None:
         for callback in self._callbacks:

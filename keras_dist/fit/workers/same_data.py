@@ -6,9 +6,12 @@ Workers compare a fingerprint of the first batch that each of them reads.
 
 import contextlib
 import functools
+import math
 import os
 import zlib
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +36,9 @@ _ROWS = 32
 _SCALE = 1e9
 _TOLERANCE = 1000
 _SIZE = 4
+# Values of an array of floats that count in the order of batches.
+_GLANCED = 256
+_LARGEST = 1e100
 _SHOWN = 4
 
 
@@ -60,6 +66,83 @@ def fingerprint(data: object, rows: int = _ROWS) -> list[int]:
     form = zlib.crc32(repr(len(leaves)).encode(), form)
     rounded = np.rint(means / max(len(leaves), 1) * _SCALE).astype("int64")
     return [form >> 1, exact >> 1, *rounded.tolist()]
+
+
+class SeenOrder:
+    """What tells batches that were read in one order from another order.
+
+    Of each batch, a few values of its first row count.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._code = 0
+        self._mean = 0.0
+
+    @staticmethod
+    def joined(orders: Sequence["SeenOrder"]) -> list[int]:
+        """Returns how many batches were seen, a checksum and a sum of means."""
+        codes = repr([order._code for order in orders])
+        mean = sum(order._mean for order in orders)
+        count = sum(order._count for order in orders)
+        return [count, zlib.crc32(codes.encode()) >> 1, round(mean * _SCALE)]
+
+    def noted(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yields batches, of which it notes each."""
+        # The pass begins at once, as Keras does it: a loader draws then.
+        return map(self._noted, batches)
+
+    def _noted(self, batch: Any) -> Any:
+        self._count += 1
+        # A weight for each place, so that the order counts.
+        weight = math.sin(self._count)
+        for leaf in keras.tree.flatten(batch):
+            values = _first_row(leaf)[:_GLANCED]
+            if values.dtype.kind in "fc":
+                numbers = np.nan_to_num(np.real(values).astype("float64"))
+                numbers = numbers.clip(-_LARGEST, _LARGEST)
+                mean = numbers @ _weights()[0, : numbers.size]
+                size = float(np.abs(numbers).sum()) or 1.0
+                self._mean += weight * float(mean) / size
+            else:
+                self._code = zlib.crc32(values.tobytes(), self._code)
+        return batch
+
+
+def _first_row(leaf: Any) -> np.ndarray:
+    if not getattr(leaf, "shape", None):
+        return _as_numpy(leaf).ravel()
+    try:
+        row = np.asarray(leaf[:1])
+    except (RuntimeError, TypeError):  # a dtype that NumPy lacks, or no slices
+        return _values(leaf, 1)
+    return row.ravel() if row.dtype.kind in "biufc" else _values(leaf, 1)
+
+
+def check_order(everyone: Sequence[Sequence[int]]) -> None:
+    """Compares what tells the order of the rows that workers have read.
+
+    Args:
+        everyone: For each worker a checksum of the rows that were chosen by
+            indices, and the numbers of `SeenOrder.joined`.
+    """
+    *first, mean = everyone[0]
+    _, count, _ = first
+    others = [
+        str(worker)
+        for worker, (*numbers, other) in enumerate(everyone)
+        if numbers != first or abs(other - mean) > _TOLERANCE * count
+    ]
+    if others:
+        raise ReplicaDivergenceError(
+            "Workers have read rows in different orders, so some rows were "
+            "left out, and others read twice. Received: other rows on worker "
+            f"{', '.join(others)} than on worker 0, since the first batch, "
+            "which was the same. Expected: the same order on every worker. "
+            "Give a seed to what shuffles or draws rows: a `torch.Generator`, "
+            "`np.random.default_rng(seed)` or `random.Random(seed)` of its own "
+            "in each sampler and each `PyDataset`."
+        )
 
 
 def check_arrays(

@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from keras_dist.core.record import VariableRecord
-from keras_dist.errors import ReplicaDivergenceError
 from keras_dist.fit.plain_models import strategy_of
 from keras_dist.fit.workers import drift
+from keras_dist.fit.workers import same_data
 from keras_dist.fit.workers.agreement import compare
 from keras_dist.fit.workers.drift import comparable
 from keras_dist.internals import keras_internals
@@ -108,12 +108,12 @@ class SyncCallback(keras.callbacks.Callback):
         self,
         workers: Workers,
         has_others: bool,
-        order: Callable[[], int] = lambda: 0,
+        order: Callable[[], list[int]] = lambda: [0] * 4,
     ) -> None:
         super().__init__()
         self._workers = workers
         self._has_others = has_others
-        # Returns a checksum of the rows that were read, below 2**31.
+        # Returns what tells the order of the rows that were read: four numbers.
         self._order = order
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
@@ -142,36 +142,20 @@ class SyncCallback(keras.callbacks.Callback):
             [np.float32(float(rate)) for rate in rates], "float32"
         )
         stops = int(model.stop_training)
-        numbers = [
-            stops,
-            code,
-            self._order(),
-            *local_rates.view("int32").tolist(),
-        ]
-        everyone = self._workers.concatenate_numbers(numbers, what)
-        if any(everyone[:: len(numbers)]):
+        order = self._order()
+        numbers = [stops, code, *order, *local_rates.view("int32").tolist()]
+        sent = self._workers.concatenate_numbers(numbers, what)
+        everyone = np.array(sent).reshape(-1, len(numbers))
+        if everyone[:, 0].any():
             model.stop_training = True
-        check_order(everyone[2 :: len(numbers)])
-        chiefs = np.array(everyone[3 : len(numbers)], "int32").view("float32")
+        end = 2 + len(order)
+        same_data.check_order(everyone[:, 2:end].tolist())
+        chiefs = everyone[0, end:].astype("int32").view("float32")
         for rate, before, value in zip(rates, local_rates, chiefs, strict=True):
             if before != value:
                 rate.assign(value)
-        return everyone[1 :: len(numbers)]
-
-
-def check_order(codes: Sequence[int]) -> None:
-    """Compares the checksums of the rows that workers have read."""
-    others = [str(i) for i, code in enumerate(codes) if code != codes[0]]
-    if others:
-        raise ReplicaDivergenceError(
-            "Workers have read rows in different orders, so some rows were "
-            "left out, and others read twice. Received: other rows on worker "
-            f"{', '.join(others)} than on worker 0, since the first batch, "
-            "which was the same. Expected: the same order on every worker. "
-            "Give a seed to what shuffles or draws rows: a `torch.Generator`, "
-            "`np.random.default_rng(seed)` or `random.Random(seed)` of its own "
-            "in each sampler and each `PyDataset`."
-        )
+        codes: list[int] = everyone[:, 1].tolist()
+        return codes
 
 
 def learning_rates(model: keras.Model) -> list[keras.Variable]:
