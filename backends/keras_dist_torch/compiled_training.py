@@ -176,6 +176,8 @@ class _Graphs:
         self._overlap = Overlap(workers, self._device)
         # By the first position in a bucket, what is summed.
         self._flats: dict[int, torch.Tensor] = {}
+        # Some optimizers make a number of the rate: it may change.
+        self._as_number = config.patch(capture_scalar_outputs=True)
         by_id = {
             id(variable): variable
             for metric in all_metrics(model)
@@ -212,9 +214,7 @@ class _Graphs:
             # Of any worker: code that looks at values may leave some out.
             present = [tuple(map(bool, bucket.present)) for bucket in buckets]
             self._step.is_updating = True
-            # Some optimizers make a number of the rate: it may change.
-            as_number = config.patch(capture_scalar_outputs=True)
-            with learning_rate_known(self._model.optimizer), as_number:
+            with learning_rate_known(self._model.optimizer), self._as_number:
                 return self._update(flats, present)
 
     def _summed(

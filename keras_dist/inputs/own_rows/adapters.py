@@ -176,11 +176,16 @@ class OwnArrays(_OwnRows, keras_data.ArrayDataAdapter):
         return mine, Taken.of(own, len(ids), code_of(ids))
 
     def get_torch_dataloader(self) -> Any:
-        from keras_dist.inputs.own_rows.loaders import own_loader
+        from keras_dist.inputs.own_rows.loaders import pass_over
 
         loader = super().get_torch_dataloader()
-        own = own_loader(loader, self._shares, compares=False, draws=False)
-        return _Again(lambda: map(self.leaves, self.order.noted(own)))
+        return _Again(lambda: map(self._own_batch, pass_over(loader)))
+
+    def _own_batch(self, drawn: tuple[Callable[[Any], Any], Any]) -> Any:
+        load, indices = drawn
+        mine, taken = self._own(indices)
+        self.order.note(taken.code)
+        return taken.leaves(load(mine), self.make_leaf)
 
     def get_tf_dataset(self) -> Any:
         tf = keras_data.tensorflow()
@@ -327,7 +332,7 @@ class OwnLoaderAdapter(_OwnRows, keras_data.TorchDataLoaderAdapter):
     ) -> None:
         from keras_dist.inputs.own_rows.loaders import own_loader
 
-        super().__init__(own_loader(loader, shares, False, draws=True))
+        super().__init__(own_loader(loader, shares))
         self.make_leaf, self._compares = make_leaf, compares
         self._arm(is_ahead=False)
 

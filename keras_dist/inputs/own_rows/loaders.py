@@ -38,25 +38,32 @@ def why_all(loader: Any) -> str:
     return ""
 
 
-def own_loader(loader: Any, shares: Shares, compares: bool, draws: bool) -> Any:
-    """Returns a loader of pairs: batches of own rows, and what was taken.
+def pass_over(loader: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
+    """Begins a pass over Keras' loader of arrays, with the draws of a loader.
 
-    Args:
-        loader: The user's `DataLoader`.
-        shares: The `Shares` of this worker.
-        compares: Boolean, whether the first batch is loaded whole.
-        draws: Boolean, whether the dataset is code of the user's, which may
-            draw random numbers.
+    Yields a function that takes rows of the arrays, and a batch's indices. A
+    pass of PyTorch's own takes a tenth of a small step.
     """
+    import torch
+
+    batches = iter(loader.batch_sampler)
+    # The seed of a loader's processes, of which it has none.
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+    load = loader.dataset.__getitems__
+    return ((load, indices) for indices in batches)
+
+
+def own_loader(loader: Any, shares: Shares) -> Any:
+    """Returns a loader of pairs: batches of own rows, and what was taken."""
     from torch.utils import data
 
-    randomness = OwnRandomness(shares.first_replica) if draws else None
+    randomness = OwnRandomness(shares.first_replica)
     options = {"prefetch_factor": loader.prefetch_factor}
     if not loader.num_workers:
         options = {}
     return data.DataLoader(
         OwnDataset(loader.dataset, randomness),
-        batch_sampler=OwnSampler(loader.batch_sampler, shares, compares),
+        batch_sampler=OwnSampler(loader.batch_sampler, shares),
         collate_fn=functools.partial(_collated, loader.collate_fn),
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
@@ -79,10 +86,10 @@ class OwnIndices(list[Any]):
 class OwnSampler:
     """Gives the own part of each batch of indices, which are drawn in full."""
 
-    def __init__(self, inner: Any, shares: Shares, compares: bool) -> None:
+    def __init__(self, inner: Any, shares: Shares) -> None:
         self._inner, self._shares = inner, shares
         # Whether the next batch is taken whole.
-        self.is_whole = compares
+        self.is_whole = False
 
     def __len__(self) -> int:
         return len(self._inner)
@@ -104,7 +111,7 @@ class OwnSampler:
 class OwnDataset:
     """Loads rows, and leaves no trace in the program's random states."""
 
-    def __init__(self, inner: Any, randomness: OwnRandomness | None) -> None:
+    def __init__(self, inner: Any, randomness: OwnRandomness) -> None:
         self._inner = inner
         self._randomness = randomness
 
@@ -113,8 +120,6 @@ class OwnDataset:
 
     def __getitems__(self, indices: OwnIndices) -> tuple[Any, Taken]:
         taken = indices.taken
-        if self._randomness is None:
-            return self._load(indices), taken
         # A process that loads has states of its own, the same on all workers.
         is_whole = taken.count == taken.total
         scope = self._randomness.alike if is_whole else self._randomness.apart
