@@ -69,7 +69,7 @@ def fingerprint(data: object, rows: int = _ROWS) -> list[int]:
 
 
 class SeenOrder:
-    """What tells batches that were read in one order from another order.
+    """A mark of batches, and of the order in which they were read.
 
     Of each batch, a few values of its first row count.
     """
