@@ -26,8 +26,6 @@ from keras_dist.plugins import Draw
 from keras_dist.plugins import DrawnRows
 from keras_dist.plugins import MisjudgedDraws
 from keras_dist.plugins import Places
-from keras_dist.plugins import as_hook
-from keras_dist.plugins import current_step
 from keras_dist.plugins import drawn_by
 from keras_dist.plugins import rows_at
 from keras_dist.plugins import rows_by_size
@@ -309,19 +307,6 @@ def ones_like(inputs: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     order = sorted(range(inputs.ndim), key=lambda i: -inputs.stride(i))
     ones = inputs.new_ones([sizes[i] for i in order])
     return ones.permute([order.index(i) for i in range(inputs.ndim)])
-
-
-@as_hook
-def hook_checkpoint(
-    original: Callable[..., T],
-    function: Callable[..., Any],
-    *args: Any,
-    **kwargs: Any,
-) -> T:
-    step = None if torch.compiler.is_compiling() else current_step()
-    if step is not None:
-        function = step.replica.draws.repeatable(function)
-    return original(function, *args, **kwargs)
 
 
 def _unknown_checkpoint(draw: Draw) -> UnsupportedModelError:

@@ -15,13 +15,14 @@ from keras_dist.plugins import Hook
 from keras_dist.plugins import Trainer
 from keras_dist.plugins import as_hook
 from keras_dist.plugins import bound
+from keras_dist.plugins import current_step
 from keras_dist.plugins import current_strategy
 from keras_dist.plugins import in_cross_replica_context
 from keras_dist.plugins import is_alone_on_purpose
 from keras_dist_torch import chunks
-from keras_dist_torch import draws
 from keras_dist_torch import gradients
 from keras_dist_torch import prefetch
+from keras_dist_torch.compiled_replica import refuse
 from keras_dist_torch.keras_internals import CustomGradient
 from keras_dist_torch.keras_internals import EpochIterator
 from keras_dist_torch.keras_internals import ParallelOptimizer
@@ -60,7 +61,7 @@ def table() -> Iterator[Hook]:
     yield Hook(CustomGradient, "forward", custom, why)
     why = "activations are computed again with the same random numbers"
     checkpoint = torch.utils.checkpoint
-    yield Hook(checkpoint, "checkpoint", draws.hook_checkpoint, why)
+    yield Hook(checkpoint, "checkpoint", _hook_checkpoint, why)
     why = "an update needs little memory"
     name = "_backend_update_step"
     yield Hook(ParallelOptimizer, name, chunks.hook_update, why)
@@ -76,6 +77,24 @@ def table() -> Iterator[Hook]:
         ):
             make = as_hook(functools.partial(_hook_distribution, instead))
             yield Hook(Trainer, name, make, why)
+
+
+@as_hook
+def _hook_checkpoint(
+    original: Callable[..., Any],
+    function: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    step = current_step()
+    if step is not None and step.is_compiled:
+        # A part of a graph would be left to Python, with other masks.
+        refuse("a checkpoint of activations")
+    if step is not None:
+        if step.replica.look is not None:
+            step.replica.look.note("it computes activations again")
+        function = step.replica.draws.repeatable(function)
+    return original(function, *args, **kwargs)
 
 
 @as_hook

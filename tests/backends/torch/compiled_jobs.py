@@ -260,6 +260,12 @@ def one():
     return sequence(layers.Dense(1))
 
 
+def recomputed():
+    with keras.RematScope(mode="full"):
+        blocks = layers.Dense(4, "tanh"), layers.Dropout(0.5)
+    return sequence(*blocks, layers.Dense(1))
+
+
 def sgd(**options):
     return keras.optimizers.SGD(0.05, **options)
 
@@ -287,6 +293,7 @@ EAGER = {
         {},
         "random numbers",
     ),
+    "recomputed": (recomputed, sgd, {}, "computes activations again"),
     "counter": (
         lambda: sequence(Counter(), layers.Dense(1)),
         sgd,
