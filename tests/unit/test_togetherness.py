@@ -479,7 +479,7 @@ def test_random_states_become_the_chiefs(chief_has_drawn):
 def test_decisions_are_those_of_any_worker_and_rates_the_chiefs():
     def others(own):
         rate = int(np.float32(0.25).view("int32"))
-        return [[1, *own[1:3], rate][: len(own)]]
+        return [[1, *own[1:6], rate][: len(own)]]
 
     model = belonging(model_of())
     model.stop_training = False
