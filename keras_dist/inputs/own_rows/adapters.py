@@ -134,6 +134,17 @@ class _Again:
         return self._begin()
 
 
+class _OwnPairs(_OwnRows):
+    """A part of adapters of which Keras reads such pairs."""
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        return map(self.leaves, super().get_jax_iterator())  # type: ignore[misc]
+
+    def get_torch_dataloader(self) -> Any:
+        begin = super().get_torch_dataloader  # type: ignore[misc]
+        return _Again(lambda: map(self.leaves, begin()))
+
+
 class OwnArrays(_OwnRows, keras_data.ArrayDataAdapter):
     """Arrays, whose indices are drawn as Keras does it."""
 
@@ -176,16 +187,21 @@ class OwnArrays(_OwnRows, keras_data.ArrayDataAdapter):
         return mine, Taken.of(own, len(ids), code_of(ids))
 
     def get_torch_dataloader(self) -> Any:
-        from keras_dist.inputs.own_rows.loaders import pass_over
-
         loader = super().get_torch_dataloader()
-        return _Again(lambda: map(self._own_batch, pass_over(loader)))
 
-    def _own_batch(self, drawn: tuple[Callable[[Any], Any], Any]) -> Any:
-        load, indices = drawn
-        mine, taken = self._own(indices)
-        self.order.note(taken.code)
-        return taken.leaves(load(mine), self.make_leaf)
+        def own_batch(indices: Any) -> Any:
+            mine, taken = self._own(indices)
+            self.order.note(taken.code)
+            rows = loader.dataset.__getitems__(mine)
+            return taken.leaves(rows, self.make_leaf)
+
+        def begin() -> Iterator[Any]:
+            # It draws what a loader draws at the start of a pass. To read from
+            # it would take a tenth of a small step.
+            iter(loader)
+            return map(own_batch, loader.batch_sampler)
+
+        return _Again(begin)
 
     def get_tf_dataset(self) -> Any:
         tf = keras_data.tensorflow()
@@ -283,7 +299,7 @@ class OwnPyDataset(keras.utils.PyDataset):
         self._inner.on_epoch_end()
 
 
-class OwnPyDatasetAdapter(_OwnRows, keras_data.PyDatasetAdapter):
+class OwnPyDatasetAdapter(_OwnPairs, keras_data.PyDatasetAdapter):
     """A `PyDataset` with the parameter `own`."""
 
     def __init__(
@@ -308,13 +324,6 @@ class OwnPyDatasetAdapter(_OwnRows, keras_data.PyDatasetAdapter):
 
     def _get_iterator(self) -> Iterator[Any]:
         return self.order.noted(super()._get_iterator())
-
-    def get_jax_iterator(self) -> Iterator[Any]:
-        return map(self.leaves, super().get_jax_iterator())
-
-    def get_torch_dataloader(self) -> Any:
-        begin = super().get_torch_dataloader
-        return _Again(lambda: map(self.leaves, begin()))
 
     def get_tf_dataset(self) -> Any:
         # Keras loads two batches to know their shapes.
@@ -385,7 +394,7 @@ class OwnTFDatasetAdapter(_OwnRows, keras_data.TFDatasetAdapter):
         return self._with_leaves(pairs)
 
 
-class OwnSteps(_OwnRows, RepeatableBatches):
+class OwnSteps(_OwnPairs, RepeatableBatches):
     """The steps of a distributed dataset, of which a worker has its part.
 
     Args:
@@ -397,8 +406,10 @@ class OwnSteps(_OwnRows, RepeatableBatches):
     def __init__(
         self, read: Callable[[], Iterator[Any]], cardinality: int, taken: Taken
     ) -> None:
-        super().__init__(read, cardinality)
-        self._taken = taken
+        numbers = np.array(taken.numbers, "int32")
+        super().__init__(
+            lambda: ((batch, numbers) for batch in read()), cardinality
+        )
         # Each worker has an order of its own.
         self.order = RowOrder(None, is_ahead=False)
 
@@ -407,18 +418,5 @@ class OwnSteps(_OwnRows, RepeatableBatches):
         self.make_leaf = make_leaf
         return self
 
-    def _own(self, batch: Any) -> Any:
-        self._taken.check(batch)
-        return self._taken.leaves(batch, self.make_leaf)
-
-    def get_jax_iterator(self) -> Iterator[Any]:
-        return map(self._own, super().get_jax_iterator())
-
-    def get_torch_dataloader(self) -> Any:
-        begin = super().get_torch_dataloader
-        return _Again(lambda: map(self._own, begin()))
-
     def get_tf_dataset(self) -> Any:
-        numbers = np.array(self._taken.numbers, "int32")
-        batches = super().get_tf_dataset()
-        return self._with_leaves(batches.map(lambda *batch: (batch, numbers)))
+        return self._with_leaves(super().get_tf_dataset())

@@ -38,21 +38,6 @@ def why_all(loader: Any) -> str:
     return ""
 
 
-def pass_over(loader: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
-    """Begins a pass over Keras' loader of arrays, with the draws of a loader.
-
-    Yields a function that takes rows of the arrays, and a batch's indices. A
-    pass of PyTorch's own takes a tenth of a small step.
-    """
-    import torch
-
-    batches = iter(loader.batch_sampler)
-    # The seed of a loader's processes, of which it has none.
-    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-    load = loader.dataset.__getitems__
-    return ((load, indices) for indices in batches)
-
-
 def own_loader(loader: Any, shares: Shares) -> Any:
     """Returns a loader of pairs: batches of own rows, and what was taken."""
     from torch.utils import data
